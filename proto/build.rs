@@ -30,7 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         ".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry",
     ]);
     config.include_file("wire.rs");
-    tonic_prost_build::configure().compile_fds_with_config(files, config)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .compile_fds_with_config(files, config)?;
     Ok(())
 }
 
