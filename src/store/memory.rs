@@ -40,7 +40,6 @@ mod log;
 mod slots;
 
 use std::{
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -393,17 +392,11 @@ impl MemoryLog {
 }
 
 impl Store for MemoryLog {
-    fn judge(
-        &self,
-        _arrived: Instant,
-        checks: &[Check<'_>],
-    ) -> impl Future<Output = Verdicts> + Send {
-        async move {
-            checks
-                .iter()
-                .map(|check| Ok(self.judge_one(check)))
-                .collect()
-        }
+    async fn judge(&self, _arrived: Instant, checks: &[Check<'_>]) -> Verdicts {
+        checks
+            .iter()
+            .map(|check| Ok(self.judge_one(check)))
+            .collect()
     }
 
     fn give_back(&self, taken: &[Taken<'_>]) {
@@ -616,7 +609,7 @@ fn expire(now: i64) -> impl Fn(&mut Log, Window) {
 
 #[cfg(test)]
 mod tests {
-    use std::{pin::pin, task};
+    use std::{future::Future, pin::pin, task};
 
     use super::*;
     use crate::{clock::Hand, limit::Unit};
@@ -831,7 +824,8 @@ mod tests {
         }
         assert!(added > 900, "only {added} keys in 256 KB");
         let evicted = log.stats().evicted as u32;
-        assert!(evicted < added / 10, "{evicted} of {added} dropped at once");
+        // Several shards' tables may have grown at the same time.
+        assert!(evicted < added / 4, "{evicted} of {added} dropped at once");
         // Who is there is denied. Looks change the order, so each is asked but once.
         let kept: Vec<u32> = (0..added)
             .filter(|&name| ask(&log, &key(name), &limits, Ask::Look).before == 1)
