@@ -128,9 +128,9 @@ impl Window {
         self.unit.seconds() * self.multiplier.get() as u64
     }
 
-    /// Length in milliseconds.
+    /// Length in milliseconds; windows of over 500 million years end there.
     pub const fn millis(self) -> u64 {
-        self.seconds() * 1_000
+        self.seconds().saturating_mul(1_000)
     }
 
     /// Length as a duration.

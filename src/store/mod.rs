@@ -1,6 +1,9 @@
 //! The log of every descriptor, behind one small trait. A store is given keys, limits and hits as plain data and
 //! knows no rule and no wire; which stores are stacked on which is read in `server.rs`.
 
+pub mod denials;
+pub mod memory;
+
 use std::{
     future::Future,
     time::{Duration, Instant},
@@ -13,6 +16,21 @@ use crate::{clock::Millis, descriptor::Hits, limit::Limit};
 /// Entries a log keeps before it joins hits of one grain of time; above it, Redis would turn the log's compact
 /// listpack into a skiplist (`zset-max-listpack-entries`) of five times the size.
 pub const MAX_ENTRIES: u64 = 128;
+
+/// How far, in milliseconds, the newest entry of a log may be ahead of the clock before the clock counts as set
+/// back. Within it the newest entry's time is now; beyond it the log is moved to the clock, ages kept.
+pub const CLOCK_SLACK: u64 = 10;
+
+/// Milliseconds of one grain of a log of this limit: hits of one grain are one entry. One, unless the limit allows
+/// more hits than [`MAX_ENTRIES`] and is not `exact`; then so many that a full window has that many entries, less
+/// the two that it may touch beyond its length.
+pub const fn grain(limit: &Limit) -> u64 {
+    if limit.exact || limit.requests as u64 <= MAX_ENTRIES {
+        1
+    } else {
+        limit.window.millis().div_ceil(MAX_ENTRIES - 2)
+    }
+}
 
 /// What is asked of the logs of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +55,8 @@ pub struct Check<'a> {
     pub limits: &'a [Limit],
     /// What to do.
     pub ask: Ask,
-    /// Whether a denial of this check denies the request: not so for shadowed rules and quota rules.
+    /// Whether a denial of this check denies the request, so that nothing the request took elsewhere stays taken:
+    /// not so for shadowed rules and quota rules, nor where a denied request keeps what it took.
     pub decisive: bool,
 }
 
@@ -47,16 +66,18 @@ pub struct Verdict {
     /// Whether the hits fit. For a look or a charge: whether the log stood within its limits before.
     pub admitted: bool,
     /// Whose numbers follow: an index into the check's limits. Denied: of the denying limits the one with the
-    /// longest reset; admitted: the one with the least remaining share.
+    /// longest reset; admitted: the one with the least remaining share, of equals the one with the longest reset.
     pub tightest: usize,
     /// Hits in that window before this check.
     pub before: u64,
     /// Hits in that window after it.
     pub after: u64,
     /// Denied: until these hits fit if nothing else is admitted, never too early; the whole window for hits above
-    /// the limit. Admitted: until the oldest entry leaves; zero for an empty log.
+    /// the limit. A denied look or charge: until a look is admitted, a charge's own hits counted. Admitted: until
+    /// the oldest entry leaves; zero for an empty log.
     pub reset: Duration,
-    /// The millisecond of the log's clock that taken hits were logged under; a give-back names it.
+    /// The millisecond of the log's clock that taken hits were logged under; a give-back names it. `None` where
+    /// nothing was taken that could be given back: denials, looks, charges, refunds.
     pub taken_at: Option<Millis>,
     /// Which layer of the store answered.
     pub by: AnsweredBy,
@@ -69,6 +90,9 @@ pub enum AnsweredBy {
     Log,
     /// The memory of an earlier denial.
     DenialCache,
+    /// Nobody: another check denied the request from memory, so this one was not sent, and nothing was taken. It
+    /// counts as admitted; `before` and `after` are 0, since they are not known.
+    NotAsked,
 }
 
 /// Hits that a check took and that are to be given back, since another descriptor denied the request.
