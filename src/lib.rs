@@ -15,6 +15,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod key;
 pub mod limit;
+pub mod limiter;
 pub mod metrics;
 pub mod rules;
 pub mod store;

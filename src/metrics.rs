@@ -71,11 +71,11 @@ pub struct Rules {
 
 /// What a rule's series are called.
 #[derive(Clone, Copy, Debug)]
-pub struct RuleName<'a> {
+pub struct RuleName<'a, T = &'a str> {
     /// The domain.
     pub domain: &'a str,
     /// One text per level, `key_value` or `key`.
-    pub levels: &'a [&'a str],
+    pub levels: &'a [T],
 }
 
 /// What happened to the hits that met one rule. In hits, not requests.
@@ -305,12 +305,16 @@ impl Page<'_> {
 
 impl Rules {
     /// The counters of a rule whose name is the same for every request.
-    pub fn of_rule(&self, name: RuleName<'_>) -> Arc<RuleCounters> {
+    pub fn of_rule(&self, name: RuleName<'_, impl AsRef<str>>) -> Arc<RuleCounters> {
         self.get_or_insert(name)
     }
 
     /// The counters of a name that holds values of the request; past the bound those of `folded`.
-    pub fn of_request(&self, name: RuleName<'_>, folded: RuleName<'_>) -> Arc<RuleCounters> {
+    pub fn of_request(
+        &self,
+        name: RuleName<'_, impl AsRef<str>>,
+        folded: RuleName<'_, impl AsRef<str>>,
+    ) -> Arc<RuleCounters> {
         if let Some(known) = self.by_name.read().get(name.stat().as_str()) {
             return Arc::clone(known);
         }
@@ -356,7 +360,7 @@ impl Rules {
             .map_or(0, |(_, counter)| counter.get())
     }
 
-    fn get_or_insert(&self, name: RuleName<'_>) -> Arc<RuleCounters> {
+    fn get_or_insert(&self, name: RuleName<'_, impl AsRef<str>>) -> Arc<RuleCounters> {
         let stat = name.stat();
         if let Some(known) = self.by_name.read().get(stat.as_str()) {
             return Arc::clone(known);
@@ -415,13 +419,13 @@ impl Rules {
 
 // === impl RuleName ===
 
-impl RuleName<'_> {
-    fn stat(self) -> String {
+impl<T: AsRef<str>> RuleName<'_, T> {
+    fn stat(&self) -> String {
         let mut name = String::with_capacity(64);
         name.push_str(self.domain);
         for level in self.levels {
             name.push('.');
-            name.push_str(level);
+            name.push_str(level.as_ref());
         }
         sanitise(&mut name);
         name
@@ -500,11 +504,15 @@ impl RuleCounters {
         ),
     ];
 
-    fn new(name: RuleName<'_>) -> Self {
+    fn new(name: RuleName<'_, impl AsRef<str>>) -> Self {
         Self {
             name: name.stat().into(),
             domain: name.domain.into(),
-            levels: name.levels.iter().map(|level| (*level).into()).collect(),
+            levels: name
+                .levels
+                .iter()
+                .map(|level| level.as_ref().into())
+                .collect(),
             total_hits: Counter::default(),
             over_limit: Counter::default(),
             near_limit: Counter::default(),

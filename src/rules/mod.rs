@@ -6,6 +6,7 @@ pub(crate) mod tree;
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
@@ -137,6 +138,18 @@ impl Domain {
     /// Every rule of the domain, parents before children, siblings in file order.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.tree.rules()
+    }
+}
+
+/// The level as text: `key_value`, or `key` where any value fits.
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            LevelValue::Any => f.write_str(&self.key),
+            LevelValue::Exact(value) | LevelValue::Wildcard { pattern: value, .. } => {
+                write!(f, "{}_{value}", self.key)
+            }
+        }
     }
 }
 
