@@ -1,4 +1,5 @@
-//! Stand-in for the compiler, so that the command line can be built: it sees only whether a file is YAML.
+//! Stand-in for the compiler, so that the command line can be built: it sees only whether a file is YAML,
+//! and warns of a `unit` beside a `key`.
 
 use super::{
     RuleSet,
@@ -38,8 +39,20 @@ pub fn compile(
     match problems.collect::<Vec<_>>() {
         problems if problems.is_empty() => Ok(Compiled {
             rules: RuleSet::default(),
-            warnings: Vec::new(),
+            warnings: files.iter().filter_map(warning).collect(),
         }),
         problems => Err(Problems(problems)),
     }
+}
+
+fn warning(file: &SourceFile) -> Option<Problem> {
+    let text: serde_yaml::Value = serde_yaml::from_str(&file.text).ok()?;
+    let descriptors = text.get("descriptors")?.as_sequence()?;
+    descriptors
+        .iter()
+        .any(|descriptor| descriptor.get("unit").is_some())
+        .then(|| Problem {
+            file: file.name.clone(),
+            message: "unit has no effect here".into(),
+        })
 }
