@@ -1,5 +1,8 @@
 //! The built program from outside: exit codes, what goes to which stream, and what a closed pipe does.
 
+// A panic is the report here too, outside of the test functions themselves.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     io::Read,
     net::TcpListener,
@@ -7,6 +10,8 @@ use std::{
 };
 
 const GOOD: &str = "domain: web\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: minute\n      requests_per_unit: 5\n";
+/// Loads, but the unit stands where it has no effect.
+const DOUBTFUL: &str = "domain: web\ndescriptors:\n  - key: user\n    unit: minute\n";
 const BAD: &str = "domain: web\ndescriptors: [\n";
 
 /// The program with nothing of our environment but what it needs to start.
@@ -61,6 +66,31 @@ fn bad_rules_are_named_on_stderr_and_exit_1() {
         !stderr.contains('\u{1b}'),
         "no colour off a terminal: {stderr:?}"
     );
+}
+
+#[test]
+fn warnings_are_shown_and_only_strict_refuses_them() {
+    let (_directory, file) = rules("doubtful.yaml", DOUBTFUL);
+    for (flags, code) in [(&["check"][..], 0), (&["check", "--strict"], 1)] {
+        let output = run(&[flags, &[&file]].concat());
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(text(&output.stderr).contains("doubtful.yaml"), "{output:?}");
+        assert_eq!(output.stdout.is_empty(), code == 1, "{output:?}");
+
+        let output = run(&[flags, &["--json", &file]].concat());
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(document["ok"], code == 0);
+        assert_eq!(
+            document["problems"].as_array().map(Vec::len),
+            Some(1),
+            "{document}"
+        );
+        assert!(
+            document["rules"].is_object() || document["rules"].is_array(),
+            "{document}"
+        );
+    }
 }
 
 #[test]

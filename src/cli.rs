@@ -149,7 +149,7 @@ fn serve_command() -> Command {
             .value_name(row.value)
             .help_heading(row.group)
             .help(format!(
-                "{} [env: {}] [default: {default}]",
+                "{}\n[env: {}] [default: {default}]",
                 row.meaning(),
                 row.variable
             ))
@@ -167,11 +167,11 @@ fn serve_command() -> Command {
         }
     });
     Command::new("serve")
-        .about("Serve Envoy; what slidegate does without a command")
-        .long_about(
-            "Serves Envoy's rate-limit protocol over gRPC, and JSON, health and metrics over HTTP.\n\n\
-             Every setting is a flag and an environment variable; the flag wins. Durations are written \
-             10s, 1h30m or 150us, sizes 512MiB or in bytes, switches true or false.",
+        .about("Serve Envoy over gRPC, and JSON, health and metrics over HTTP")
+        .after_help(
+            "Every setting is a flag and an environment variable; the flag wins. Durations are written \
+             10s, 1h30m or 150us, sizes 512MiB or in bytes, switches true or false (the flag alone \
+             means true).",
         )
         .next_line_help(true)
         .arg(
@@ -268,7 +268,11 @@ fn block_on(
     if let Some(threads) = worker_threads {
         runtime.worker_threads(threads);
     }
-    runtime.enable_all().build()?.block_on(future)
+    let runtime = runtime.enable_all().build()?;
+    let result = runtime.block_on(future);
+    // Whoever had something to finish was waited for; a name that is still being resolved holds nobody up.
+    runtime.shutdown_background();
+    result
 }
 
 /// Whether colour is wanted: on a terminal, unless NO_COLOR is set (to anything) or the terminal knows none.

@@ -275,7 +275,7 @@ pub struct Given {
     is_unicode: bool,
 }
 
-/// Values that can't be used: all of them, in the order of the table.
+/// Values that can't be used: all of them, related ones together.
 #[derive(Debug, thiserror::Error)]
 pub struct Invalid {
     problems: Vec<Problem>,

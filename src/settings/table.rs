@@ -147,10 +147,10 @@ table! {
         /// Root of the rule directories.
         RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", path, "DIR";
 
-        /// Directory below the root.
+        /// Directory below the root that holds the rule directory.
         RUNTIME_SUBDIRECTORY: PathBuf = "", path_below, "DIR";
 
-        /// Directory of the rules below that one.
+        /// Directory of the rules, below the other two.
         RUNTIME_APPDIRECTORY: PathBuf = "config", path_below, "DIR";
 
         /// Leave out files and directories whose names start with a dot.
@@ -158,9 +158,11 @@ table! {
         /// Names that start with two dots, as in a mounted ConfigMap, are left out in any case.
         RUNTIME_IGNOREDOTFILES: bool = "false", boolean, "BOOL";
 
-        /// Rules are the files RUNTIME_APPDIRECTORY/* below root and subdirectory; RUNTIME_ROOT is swapped.
+        /// Watch for a swap of RUNTIME_ROOT itself; with false, watch the directory of the rules.
         ///
-        /// With false, rules are the files of root/subdirectory/appdirectory, and that directory is watched.
+        /// With true, every file below root/subdirectory whose path, with dots for slashes, starts with the
+        /// appdirectory and a dot holds rules. With false, every file below root/subdirectory/appdirectory does;
+        /// a mounted ConfigMap needs this one.
         RUNTIME_WATCH_ROOT: bool = "true", boolean, "BOOL";
 
         /// Let several files add to one domain.
@@ -174,7 +176,7 @@ table! {
     }
 
     "Limiting" {
-        /// Where hits are logged: memory; nothing also means memory while REDIS_URL is not set.
+        /// Where hits are logged: memory, which is also chosen while REDIS_URL is not set.
         ///
         /// In memory, each process limits by itself: two behind one address admit twice as much.
         BACKEND_TYPE: Backend = "", backend, "TYPE";

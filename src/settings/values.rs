@@ -43,6 +43,14 @@ pub fn count<const MIN: u64, const MAX: u64>(text: &str) -> Result<u64, Reason> 
 
 /// A TCP port.
 pub fn port(text: &str) -> Result<u16, Reason> {
+    // A Service named `grpc` makes GRPC_PORT=tcp://10.0.0.1:8081 in every pod beside it.
+    if text.contains("://") {
+        return Err(
+            "expected a port, not a URL; Kubernetes sets such variables for a Service of that name, \
+             unless the pod has enableServiceLinks: false"
+                .into(),
+        );
+    }
     whole(text)
         .and_then(|number| u16::try_from(number).ok())
         .ok_or_else(|| {
@@ -495,6 +503,7 @@ mod tests {
     fn counts_name_their_range() {
         assert_eq!(count::<1, 5>("5"), Ok(5));
         refuses(count::<1, 5>, "from 1 to 5", &["0", "6"]);
+        refuses(port, "enableServiceLinks", &["tcp://10.0.0.1:8081"]);
         assert_eq!(port("0"), Ok(0));
         assert_eq!(port("65535"), Ok(65_535));
         refuses(
