@@ -11,6 +11,8 @@
 //! Calls go one way: `main → cli → settings → server → edge → limiter → {rules, store}`. Rules and store do not
 //! know each other. [`clock`], [`descriptor`], [`key`], [`limit`] and [`metrics`] are leaves.
 
+pub mod bench;
+pub mod cli;
 pub mod clock;
 pub mod descriptor;
 pub mod key;
@@ -18,6 +20,8 @@ pub mod limit;
 pub mod limiter;
 pub mod metrics;
 pub mod rules;
+pub mod server;
+pub mod settings;
 pub mod store;
 
 /// The protobuf types of the wire, compiled from `proto/` by its `build.rs`.

@@ -2,6 +2,11 @@
 //! of located nodes), `compile` (the tree to rules, with every error), `tree` (the matcher), `reload` (watch, read,
 //! swap). Rules know no store and no wire.
 
+pub mod compile;
+pub mod file;
+pub mod problem;
+pub mod reload;
+pub mod summary;
 pub(crate) mod tree;
 
 use std::{
