@@ -13,6 +13,7 @@
 
 pub mod clock;
 pub mod descriptor;
+pub mod edge;
 pub mod key;
 pub mod limit;
 pub mod metrics;
