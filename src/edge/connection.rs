@@ -445,3 +445,40 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_tenth_each_way() {
+        let config = |age| Config {
+            max_connection_age: age,
+            ..Config::default()
+        };
+        assert_eq!(config(None).age(), None);
+        let hour = config(Some(Duration::from_secs(3600)));
+        let ages: Vec<_> = (0..1000).filter_map(|_| hour.age()).collect();
+        let minutes = |minutes| Duration::from_secs(60 * minutes);
+        assert!(
+            ages.iter()
+                .all(|age| (minutes(54)..=minutes(66)).contains(age))
+        );
+        assert!(ages.iter().any(|&age| age < minutes(57)));
+        assert!(ages.iter().any(|&age| age > minutes(63)));
+        let ever = config(Some(Duration::MAX));
+        assert!((0..100).all(|_| ever.age() > Some(Duration::MAX / 2)));
+    }
+
+    #[tokio::test]
+    async fn a_signal_to_stop_reaches_every_clone_and_stays() {
+        let drain = Drain::new();
+        let other = drain.clone();
+        assert!(!other.is_stopped());
+        let waiting = tokio::spawn(async move { other.stopped().await });
+        drain.stop();
+        waiting.await.unwrap();
+        drain.clone().stopped().await;
+        assert!(drain.is_stopped());
+    }
+}
