@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::Future,
+    io::Write,
     net::{Ipv4Addr, SocketAddr},
     os::unix::net::UnixListener,
     pin::Pin,
@@ -134,8 +135,7 @@ impl Server {
 
     async fn raw(&self) -> Raw {
         let mut raw = Raw(TcpStream::connect(self.tcp()).await.unwrap());
-        raw.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
-            .await;
+        raw.send(GREETING).await;
         raw
     }
 
@@ -198,6 +198,9 @@ impl Client {
 
 /// A client that writes its frames by hand.
 struct Raw(TcpStream);
+
+/// The connection preface and empty SETTINGS.
+const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -383,22 +386,18 @@ async fn a_silent_client_does_not_hold_up_draining() {
 }
 
 #[tokio::test]
-async fn a_client_in_the_queue_is_served_when_draining() {
-    let server = Server::start(Config {
-        max_connections: 1,
-        ..quiet()
-    })
-    .await;
-    let mut first = server.connect().await;
-    first.call("/now").await.unwrap();
-    // Connected for the kernel and for its client; not accepted while the first one is there.
-    let mut queued = server.connect().await;
-    let answer = queued.start("/now").await.unwrap();
-    first.ends().await.unwrap();
-    let answer = timeout(PATIENCE, answer).await.unwrap();
-    assert_eq!(answer.unwrap().status(), 200);
+async fn a_client_that_was_not_yet_accepted_is_answered_when_draining() {
+    let server = Server::start(quiet()).await;
+    // Until the next await the server does not run: to this client, it is connected.
+    let mut io = std::net::TcpStream::connect(server.tcp()).unwrap();
+    io.write_all(GREETING).unwrap();
+    io.write_all(&Raw::request(1, "/now", "test")).unwrap();
     server.drain.stop();
-    queued.ends().await.unwrap();
+    assert_eq!(count(&server.stats.accepted), 0);
+    io.set_nonblocking(true).unwrap();
+    let mut raw = Raw(TcpStream::from_std(io).unwrap());
+    assert_eq!(raw.receive(&[HEADERS]).await, (HEADERS, 1));
+    drop(raw);
     server.ends().await;
 }
 
@@ -636,6 +635,46 @@ async fn an_authority_that_http_refuses_is_answered() {
         assert_eq!(answer, (HEADERS, stream), "{authority}");
         assert_eq!(count(&server.stats.authority_rewritten), rewritten);
     }
+}
+
+/// Runs the test below in a process of its own, as it takes every file the process may open.
+#[test]
+fn running_out_of_files_is_survived() {
+    let this = std::env::current_exe().unwrap();
+    let run = std::process::Command::new("sh")
+        .args([
+            "-c",
+            r#"ulimit -n 64 && exec "$0" --exact out_of_files --ignored"#,
+        ])
+        .arg(this)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "takes every file of its process; running_out_of_files_is_survived runs it"]
+async fn out_of_files() {
+    let server = Server::start(quiet()).await;
+    let mut early = server.connect().await;
+    early.call("/now").await.unwrap();
+    let mut files = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        files.push(file);
+    }
+    // The client's end takes the last one.
+    files.pop();
+    let io = TcpStream::connect(server.tcp()).await.unwrap();
+    eventually("an error", || count(&server.stats.accept_errors) > 0).await;
+    // Those who are connected are served.
+    early.call("/now").await.unwrap();
+    sleep(Duration::from_millis(100)).await;
+    let errors = count(&server.stats.accept_errors);
+    assert!(errors < 50, "{errors} errors: a loop that spins");
+    drop(files);
+    let mut late = Client::over(io).await;
+    assert_eq!(late.call("/now").await.unwrap().status(), 200);
 }
 
 // --- addresses

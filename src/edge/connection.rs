@@ -10,9 +10,9 @@
 //! When this service is slower than Envoy's timeout (20 ms by default), Envoy resets streams by the thousand, many
 //! before we have accepted them. h2 takes that for an attack and by default tears the connection down after 20
 //! unaccepted ones, or after 1,024 stream errors in a connection's life, with every call on it: overload would turn
-//! into an outage. Both bounds are lifted here. What bounds the memory instead: `max_concurrent_streams` for the
-//! calls under way, and for reset streams not yet accepted, a bound above what a socket's receive buffer holds, as
-//! they are all accepted (and dropped) before the socket is read again.
+//! into an outage. The second bound is lifted: a stream that ended in an error takes no memory. The first is raised
+//! above what one reading of the socket can bring, since hyper then accepts (and drops) all of them before it waits
+//! for more. Calls under way are bounded by `max_concurrent_streams` as ever.
 
 use std::{
     any::Any,
@@ -103,9 +103,9 @@ pub struct Drain(Arc<watch::Sender<bool>>);
 /// accepted is about to send its first call.
 const DRAINING_HANDSHAKE: Duration = Duration::from_millis(500);
 
-/// Reset streams h2 holds that were not accepted, per slot of `max_concurrent_streams`: 65,536 at 1,024. A receive
+/// Reset streams that h2 may hold before they are accepted. Above what one reading of the socket brings: a receive
 /// buffer of 6 MiB (Linux's largest by default) holds 20,000 calls of 300 bytes.
-const RESETS_PER_SLOT: usize = 64;
+const PENDING_RESETS: usize = 65_536;
 
 /// How long to wait after a failure to accept, doubling: the reason (no file descriptor) rarely goes by itself.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -208,7 +208,8 @@ struct Open(Arc<ConnectionStats>);
 // === impl Config ===
 
 impl Default for Config {
-    /// The ages are the reference server's.
+    /// The ages are the reference server's. The windows are far above Envoy's calls, which have less than 1 KiB; the
+    /// header bound is above the 60 KiB that Envoy accepts of its own client, of which it may hand on any part.
     fn default() -> Self {
         Self {
             max_connections: 16_384,
@@ -236,9 +237,7 @@ impl Config {
             .max_header_list_size(self.max_header_list)
             .keep_alive_interval(self.keepalive_interval)
             .keep_alive_timeout(self.keepalive_timeout)
-            .max_pending_accept_reset_streams(
-                (self.max_concurrent_streams as usize).saturating_mul(RESETS_PER_SLOT),
-            )
+            .max_pending_accept_reset_streams(PENDING_RESETS)
             .max_local_error_reset_streams(None)
             .auto_date_header(false);
         http
@@ -459,7 +458,7 @@ mod tests {
         assert_eq!(config(None).age(), None);
         let hour = config(Some(Duration::from_secs(3600)));
         let ages: Vec<_> = (0..1000).filter_map(|_| hour.age()).collect();
-        let minutes = |minutes| Duration::from_secs(60 * minutes);
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         assert!(
             ages.iter()
                 .all(|age| (minutes(54)..=minutes(66)).contains(age))

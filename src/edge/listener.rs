@@ -267,7 +267,8 @@ fn is_any_v6(address: SocketAddr) -> bool {
 }
 
 fn lacks_ipv6(error: &io::Error) -> bool {
-    const EAFNOSUPPORT: i32 = 97;
+    // std has no kind for it.
+    const EAFNOSUPPORT: i32 = if cfg!(target_os = "linux") { 97 } else { 47 };
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 
