@@ -1,5 +1,8 @@
 //! Connections as their clients see them: accepted, aged, drained, cut, flooded, refused.
 
+// Helpers are tests' own, and a panic in them is the report.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     convert::Infallible,
     future::Future,

@@ -178,13 +178,11 @@ pub async fn serve<S, F>(
     }
     // To a client, what waits in the kernel's queue is connected: it is told to go like the others.
     while tasks.len() < connections.config.max_connections {
-        let queued = tokio::select! {
-            biased;
-            accepted = listener.accept() => accepted.ok(),
-            () = std::future::ready(()) => None,
-        };
-        let Some((io, peer)) = queued else { break };
-        tasks.spawn(connections.clone().run(io, peer));
+        match listener.accept_queued() {
+            Ok((io, peer)) => drop(tasks.spawn(connections.clone().run(io, peer))),
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(_) => break,
+        }
     }
     drop(listener);
     while let Some(ended) = tasks.join_next().await {

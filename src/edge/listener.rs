@@ -126,14 +126,7 @@ impl Listener {
         match &self.socket {
             ListenerSocket::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                // An option fails only on a connection that is gone already; reading will tell.
-                let _ = stream.set_nodelay(true);
-                let keepalive = TcpKeepalive::new()
-                    .with_time(KEEPALIVE_IDLE)
-                    .with_interval(KEEPALIVE_PROBE)
-                    .with_retries(3);
-                let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
-                Ok((Stream::Tcp(stream), Some(peer)))
+                Ok((Stream::tcp(stream), Some(peer)))
             }
             ListenerSocket::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
@@ -141,11 +134,41 @@ impl Listener {
             }
         }
     }
+
+    /// As [`accept`](Self::accept), of what is in the kernel's queue now; `WouldBlock` if there is nothing. The
+    /// runtime may not have heard of it yet, so the kernel itself is asked.
+    ///
+    /// # Errors
+    ///
+    /// As `accept`'s.
+    pub fn accept_queued(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
+        let (accepted, peer) = match &self.socket {
+            ListenerSocket::Tcp(listener) => SockRef::from(listener).accept()?,
+            ListenerSocket::Unix(listener, _) => SockRef::from(listener).accept()?,
+        };
+        accepted.set_nonblocking(true)?;
+        let stream = match &self.socket {
+            ListenerSocket::Tcp(_) => Stream::tcp(TcpStream::from_std(accepted.into())?),
+            ListenerSocket::Unix(..) => Stream::Unix(UnixStream::from_std(accepted.into())?),
+        };
+        Ok((stream, peer.as_socket()))
+    }
 }
 
 // === impl Stream ===
 
 impl Stream {
+    fn tcp(stream: TcpStream) -> Self {
+        // An option fails only on a connection that is gone already; reading will tell.
+        let _ = stream.set_nodelay(true);
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_PROBE)
+            .with_retries(3);
+        let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+        Self::Tcp(stream)
+    }
+
     fn read_half(self: Pin<&mut Self>) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream),
