@@ -15,6 +15,7 @@ pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod descriptor;
+pub mod edge;
 pub mod key;
 pub mod limit;
 pub mod limiter;
