@@ -176,6 +176,22 @@ impl Metrics {
         out
     }
 
+    /// Every rule's counters by the reference's statsd names, one per line, sorted.
+    pub fn statistics(&self) -> String {
+        let rules = self.rules.by_name.read();
+        let mut lines: Vec<_> = rules
+            .values()
+            .flat_map(|rule| {
+                rule.statistics().map(|(what, counter)| {
+                    let (name, count) = (&rule.name, counter.get());
+                    format!("ratelimit.service.rate_limit.{name}.{what}: {count}\n")
+                })
+            })
+            .collect();
+        lines.sort();
+        lines.concat()
+    }
+
     fn export_service(&self, page: &mut Page<'_>) -> fmt::Result {
         let method = [("grpc_method", "ShouldRateLimit")];
         page.reference(
