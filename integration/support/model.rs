@@ -221,6 +221,8 @@ struct Two {
     most: Vec<i64>,
     /// The greatest that any limit of this log has had.
     lateness: i64,
+    /// Whether limits of this log have differed in that.
+    mixed: bool,
 }
 
 impl Bounds {
@@ -238,7 +240,9 @@ impl Bounds {
         };
         for limit in check.limits {
             let two = self.logs.entry(name(check.key, limit)).or_default();
-            two.lateness = two.lateness.max(lateness(limit));
+            let late = lateness(limit);
+            two.mixed |= late != two.lateness && !(two.least.is_empty() && two.most.is_empty());
+            two.lateness = two.lateness.max(late);
             let window = length(limit);
             two.least.retain(|at| at + window > now);
             two.most.retain(|at| at + window + two.lateness > now);
@@ -287,13 +291,17 @@ impl Bounds {
     }
 
     /// Follows a give-back: at most, the hits that are left of that millisecond go; at least, as many as were
-    /// taken, since what a refund took of them it would otherwise have taken from the next.
+    /// taken, since what a refund took of them it would otherwise have taken from the next. Where a reload changed
+    /// the grain, they may have become part of an entry that the grain of their own time does not lead to: then
+    /// nothing goes.
     pub fn give_back(&mut self, taken: &Taken<'_>) {
         let at = taken.at.0 as i64;
         for limit in taken.limits {
             let two = self.logs.entry(name(taken.key, limit)).or_default();
             for _ in 0..taken.hits.0 {
-                if let Some(index) = two.most.iter().position(|&hit| hit == at) {
+                if let Some(index) = two.most.iter().position(|&hit| hit == at)
+                    && !two.mixed
+                {
                     two.most.remove(index);
                 }
                 if let Some(index) = two.least.iter().position(|&hit| hit >= at) {

@@ -946,6 +946,21 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_of_a_million_takes_no_more_than_a_few_grains() {
+        let (log, hand) = log(1 << 20, 1);
+        let limits = [limit(1_000_000, 60)];
+        for _ in 0..200_000 {
+            hand.advance(Duration::from_millis(1));
+            assert!(take(&log, b"k", &limits, 3).admitted);
+        }
+        let used = ask(&log, b"k", &limits, Ask::Look).before;
+        assert!((180_000..=180_000 + 3 * 477).contains(&used), "{used}");
+        let entries = log.shards[0].0.lock().bytes();
+        assert!(entries < 8_192, "{entries} bytes");
+        assert_eq!(log.stats().coarsened, 0);
+    }
+
+    #[test]
     fn memory_is_bounded_under_threads_too() {
         let max_bytes = 512 << 10;
         let (log, hand) = log(max_bytes, 8);
