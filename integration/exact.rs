@@ -1,5 +1,7 @@
 //! The embedded log and the denial cache, held against the brute-force model over random histories.
 
+#![allow(clippy::unwrap_used, reason = "a panic here is the report")]
+
 #[path = "support/model.rs"]
 mod model;
 
@@ -233,12 +235,8 @@ fn checks<'a>(asked: &[Asked], limits: &'a [Vec<Limit>]) -> Vec<Check<'a>> {
         .collect()
 }
 
-/// Plays a history on the embedded log. The promise is kept in any history; `verdict` and `give_back` see all that
-/// goes on, and `expire` what is forgotten in the background.
-fn play<Judge: ?Sized>(history: &History, witness: &mut Judge)
-where
-    Judge: Witness,
-{
+/// Plays a history on the embedded log, before a witness. The promise must be kept in any history.
+fn play(history: &History, witness: &mut impl Witness) {
     let (log, _, hand) = memory_log();
     let mut promise = Promise::default();
     let mut outstanding: Vec<Outstanding> = Vec::new();
@@ -295,7 +293,7 @@ fn return_one(
     log: &MemoryLog,
     one: &Outstanding,
     promise: &mut Promise,
-    witness: &mut (impl Witness + ?Sized),
+    witness: &mut impl Witness,
 ) {
     log.give_back(&[one.taken()]);
     witness.give_back(&one.taken());
