@@ -13,7 +13,10 @@
 //!   key, and keep answers that are still under way from being remembered. Those of other instances are noticed up
 //!   to 1 s late: too strict for so long, never too lax.
 //! - A look is a request for no hits: only a denied look, made over the limit, settles it. Charges and refunds are
-//!   always sent. A charge only makes a key fuller, so what is remembered stays true.
+//!   always sent.
+//! - Hits that are logged later, fewer than those that were denied, or a charge, leave the denial true, but not the
+//!   moment it names for coming back. They drop it. What other instances log meanwhile, and what is logged at the
+//!   same time as the denial, may make that moment too early.
 //!
 //! The store behind must apply a give-back before it judges what is sent later, as the embedded log does; where it
 //! does not, the give-back counts as another instance's.
@@ -71,8 +74,8 @@ pub struct DenialStats {
 struct Memory {
     cache: Cache<Box<[u8]>, Arc<Denial>, Bytes>,
     hasher: foldhash::fast::RandomState,
-    /// How often hits were taken out of logs early, in stripes of keys: an answer is remembered only if its key's
-    /// number is still what it was when the question was sent.
+    /// How often keys were forgotten, in stripes of keys: an answer is remembered only if its key's number is still
+    /// what it was when the question was sent.
     removals: Box<[AtomicU64]>,
     hits: AtomicU64,
 }
@@ -147,11 +150,21 @@ impl<S: Store> Store for Denials<S> {
             return self.inner.judge(arrived, checks).await;
         };
         let sent = self.clock.now();
-        let mut answers: SmallVec<[Option<Verdict>; 4]> = checks
-            .iter()
-            .enumerate()
-            .map(|(index, check)| memory.recall(check, &checks[..index], sent))
-            .collect();
+        let mut answers: SmallVec<[Option<Verdict>; 4]> = SmallVec::with_capacity(checks.len());
+        let mut known: SmallVec<[bool; 4]> = SmallVec::with_capacity(checks.len());
+        for check in checks {
+            let denial = memory.recall(check.key, sent);
+            known.push(denial.is_some());
+            // What the same request does to the key before, the denial does not know.
+            let changed = checks.iter().zip(&answers).any(|(earlier, answer)| {
+                answer.is_none() && earlier.ask != Ask::Look && earlier.key == check.key
+            });
+            answers.push(if changed {
+                None
+            } else {
+                denial.and_then(|denial| memory.settle(check, &denial, sent))
+            });
+        }
         let denied = answers
             .iter()
             .zip(checks)
@@ -164,18 +177,19 @@ impl<S: Store> Store for Denials<S> {
             }
         }
         if answers.iter().all(Option::is_none) {
-            return self.ask(memory, arrived, checks, sent).await;
+            return self.ask(memory, arrived, checks, &known, sent).await;
         }
 
-        let left: SmallVec<[Check<'_>; 4]> = checks
+        let (left, known): (SmallVec<[Check<'_>; 4]>, SmallVec<[bool; 4]>) = checks
             .iter()
+            .zip(known)
             .zip(&answers)
-            .filter_map(|(check, answer)| answer.is_none().then_some(*check))
-            .collect();
+            .filter_map(|(asked, answer)| answer.is_none().then_some((*asked.0, asked.1)))
+            .unzip();
         let mut asked = if left.is_empty() {
             Verdicts::new()
         } else {
-            self.ask(memory, arrived, &left, sent).await
+            self.ask(memory, arrived, &left, &known, sent).await
         }
         .into_iter();
         answers
@@ -202,12 +216,13 @@ impl<S: Store> Store for Denials<S> {
 }
 
 impl<S: Store> Denials<S> {
-    /// Asks the store, and remembers its denials.
+    /// Asks the store, and remembers its denials. `known` says of which checks' keys one is remembered already.
     async fn ask(
         &self,
         memory: &Memory,
         arrived: Instant,
         checks: &[Check<'_>],
+        known: &[bool],
         sent: Millis,
     ) -> Verdicts {
         let before: SmallVec<[u64; 4]> = checks
@@ -216,9 +231,13 @@ impl<S: Store> Denials<S> {
             .collect();
         let removals = Removals { memory, checks };
         let verdicts = self.inner.judge(arrived, checks).await;
-        for ((check, verdict), before) in checks.iter().zip(&verdicts).zip(before) {
-            if let Ok(verdict) = verdict {
-                memory.remember(check, verdict, sent, self.clock.now(), before);
+        for (index, (check, verdict)) in checks.iter().zip(&verdicts).enumerate() {
+            let Ok(verdict) = verdict else { continue };
+            let same_key = |earlier: &Check<'_>| earlier.key == check.key;
+            if !verdict.admitted && wanted(check.ask).is_some() {
+                memory.remember(check, verdict, sent, self.clock.now(), before[index]);
+            } else if known[index] || checks[..index].iter().any(same_key) {
+                memory.grown(check);
             }
         }
         drop(removals);
@@ -249,25 +268,28 @@ impl Memory {
         }
     }
 
-    /// The answer to a check, if it is known. `earlier` are the checks of the same request that are judged before.
-    fn recall(&self, check: &Check<'_>, earlier: &[Check<'_>], now: Millis) -> Option<Verdict> {
+    /// What is remembered of a key and still holds.
+    fn recall(&self, key: &[u8], now: Millis) -> Option<Arc<Denial>> {
+        let denial = self.cache.get(key)?;
+        (denial.sent <= now && now < denial.until).then_some(denial)
+    }
+
+    /// The answer to a check, if a denial of its key settles it.
+    fn settle(&self, check: &Check<'_>, denial: &Denial, now: Millis) -> Option<Verdict> {
         let hits = wanted(check.ask)?;
-        let denial = self.cache.get(check.key)?;
-        let known = denial.sent <= now
-            && now < denial.until
-            && hits >= denial.hits
-            && is_no_higher(check.limits, &denial.limits);
-        // A refund that comes first makes room.
-        let refunded = || {
-            earlier
-                .iter()
-                .any(|other| matches!(other.ask, Ask::Refund(_)) && other.key == check.key)
-        };
-        if !known || refunded() {
+        if hits < denial.hits || !is_no_higher(check.limits, &denial.limits) {
             return None;
         }
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(denial.answer(hits, check.limits, now))
+    }
+
+    /// A key's log has more hits than when it was denied. The denial holds, but the reset it names may now be too
+    /// early, so the next one is to be asked for.
+    fn grown(&self, check: &Check<'_>) {
+        if matches!(check.ask, Ask::Take(_) | Ask::Charge(_)) {
+            self.forget(check.key);
+        }
     }
 
     /// Remembers a denial, unless hits left the key's logs early since it was asked for.
@@ -282,7 +304,7 @@ impl Memory {
         let Some(hits) = wanted(check.ask) else {
             return;
         };
-        if verdict.admitted || verdict.by != AnsweredBy::Log || verdict.reset.is_zero() {
+        if verdict.by != AnsweredBy::Log || verdict.reset.is_zero() {
             return;
         }
         let millis = |duration: Duration| duration.as_millis() as u64;
@@ -297,13 +319,13 @@ impl Memory {
             verdict: *verdict,
         };
         self.cache.insert(check.key.into(), Arc::new(denial));
-        // Whoever takes hits out counts first and then drops what it finds: one of the two sees the other.
+        // Whoever forgets a key counts first and then drops what it finds: one of the two sees the other.
         if self.removals(check.key) != removals {
             self.cache.remove(check.key);
         }
     }
 
-    /// Drops what is known of a key whose log has lost hits early.
+    /// Drops what is known of a key, and keeps answers under way from being remembered.
     fn forget(&self, key: &[u8]) {
         self.stripe(key).fetch_add(1, Ordering::SeqCst);
         self.cache.remove(key);
@@ -539,7 +561,9 @@ mod tests {
             (true, Log)
         );
         assert_eq!(by(&limits, take(4)), (false, Log));
+        // Two fit, and change when four will.
         assert_eq!(by(&limits, take(2)), (true, Log));
+        assert_eq!(by(&limits, take(4)), (false, Log));
         assert_eq!(by(&limits, take(4)), (false, DenialCache));
         assert_eq!(
             by(&[limit(20, 60), limit(100, 3_600)], take(4)),

@@ -1,6 +1,6 @@
 //! The embedded log: every hit of every key in this process's memory, exact to the millisecond, bounded in bytes.
 //!
-//! [`log`] is the log of one key in one window; [`slots`] keeps many of them. Here is what happens to them: how a
+//! `log` is the log of one key in one window; `slots` keeps many of them. Here is what happens to them: how a
 //! check is judged over all windows of its key, which clock counts, and who goes when memory runs out.
 //!
 //! # What is promised
@@ -24,7 +24,10 @@
 //! true time, and hits are remembered too long by the step at most. All logs of one check are judged at one time,
 //! the latest of theirs; the others' ages are kept in the same way. A clock that jumps ahead can't be told from
 //! time passing: hits leave early by the jump. A give-back that is under way while the clock is set back names a
-//! millisecond the log does not know any more; it is then lost, or taken from hits of its new neighbourhood.
+//! millisecond the log does not know any more; it is then lost, or taken from hits of its new neighbourhood. Hits
+//! that a refund has taken before their give-back arrives count twice, as the refund would have taken others; the
+//! give-back takes those of the same millisecond or grain, if there are any. A give-back whose limits have another
+//! grain than the log was last written with, after a reload, may find nothing.
 //!
 //! # The memory bound
 //!
@@ -768,6 +771,22 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_is_ahead_of_the_clock_does_not_age_the_others_of_its_key() {
+        let (log, hand) = log(1 << 20, 1);
+        let (hour, second) = (limit(5, 3_600), limit(1, 1));
+        assert!(take(&log, b"k", &[hour], 1).admitted);
+        hand.set(Millis(START - 1_000));
+        assert!(take(&log, b"k", &[second], 1).admitted);
+        hand.advance(Duration::from_millis(995));
+        // By the hour's log it is START already, and by that the second would be over.
+        let denied = take(&log, b"k", &[hour, second], 1);
+        assert_eq!(
+            (denied.admitted, denied.reset),
+            (false, Duration::from_millis(5))
+        );
+    }
+
+    #[test]
     fn windows_beyond_all_measure_do_not_overflow() {
         let (log, hand) = log(1 << 20, 1);
         let most = u32::MAX.try_into().unwrap();
@@ -943,6 +962,21 @@ mod tests {
         let per_key = log.stats().bytes / 10_000;
         assert!(per_key < 300, "{per_key} bytes per key");
         audit(&log);
+    }
+
+    #[test]
+    fn a_limit_of_a_million_takes_no_more_than_a_few_grains() {
+        let (log, hand) = log(1 << 20, 1);
+        let limits = [limit(1_000_000, 60)];
+        for _ in 0..200_000 {
+            hand.advance(Duration::from_millis(1));
+            assert!(take(&log, b"k", &limits, 3).admitted);
+        }
+        let used = ask(&log, b"k", &limits, Ask::Look).before;
+        assert!((180_000..=180_000 + 3 * 477).contains(&used), "{used}");
+        let entries = log.shards[0].0.lock().bytes();
+        assert!(entries < 8_192, "{entries} bytes");
+        assert_eq!(log.stats().coarsened, 0);
     }
 
     #[test]
