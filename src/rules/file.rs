@@ -68,7 +68,10 @@ impl SourceFile {
 }
 
 /// The first document of a file, `None` if there is nothing in it. Whatever is doubtful goes to `problems`.
-pub(super) fn parse(file: &SourceFile, problems: &mut Vec<Problem>) -> Result<Option<Node>, Problem> {
+pub(super) fn parse(
+    file: &SourceFile,
+    problems: &mut Vec<Problem>,
+) -> Result<Option<Node>, Problem> {
     judge_syntax(file)?;
     let mut builder = Builder {
         file,
@@ -98,8 +101,12 @@ fn judge_syntax(file: &SourceFile) -> Result<(), Problem> {
 
 fn syntax(file: &SourceFile, place: Place, what: &str) -> Problem {
     let line = place.line;
-    Problem::error(file, place, format!("error loading config file: yaml: line {line}: {what}"))
-        .help("this is no YAML: mind indentation, colons and quotes near this place")
+    Problem::error(
+        file,
+        place,
+        format!("error loading config file: yaml: line {line}: {what}"),
+    )
+    .help("this is no YAML: mind indentation, colons and quotes near this place")
 }
 
 struct Builder<'a> {
@@ -131,7 +138,8 @@ impl Builder<'_> {
                         place(span),
                         "only the first document of a file is read".to_owned(),
                     );
-                    self.problems.push(warning.help("move this document to a file of its own"));
+                    self.problems
+                        .push(warning.help("move this document to a file of its own"));
                     return Ok(root);
                 }
                 Some(Ok((Event::StreamEnd, _))) | Some(Err(_)) | None => return Ok(root),
@@ -182,7 +190,13 @@ impl Builder<'_> {
             }
             Event::MappingStart(anchor, _) => (anchor, self.mapping(events, depth)?),
             // Not where a node may stand; the parser does not do that.
-            _ => (0, Value::Scalar(Scalar { text: String::new(), kind: Kind::Null })),
+            _ => (
+                0,
+                Value::Scalar(Scalar {
+                    text: String::new(),
+                    kind: Kind::Null,
+                }),
+            ),
         };
         let node = Node { place, value };
         if anchor > 0 {
@@ -205,7 +219,13 @@ impl Builder<'_> {
             let (event, span) = self.next(events)?;
             let value = self.node(event, span, events, depth + 1)?;
             match key {
-                (Node { value: Value::Scalar(scalar), .. }, true) if scalar.text == "<<" => {
+                (
+                    Node {
+                        value: Value::Scalar(scalar),
+                        ..
+                    },
+                    true,
+                ) if scalar.text == "<<" => {
                     self.merge(value, &mut entries)?;
                 }
                 (key, _) => {
@@ -228,9 +248,10 @@ impl Builder<'_> {
                 Ok(())
             }
             // Of several the first wins.
-            Value::List(maps) if maps.iter().all(|map| matches!(map.value, Value::Map(_))) => {
-                maps.into_iter().rev().try_for_each(|map| self.merge(map, into))
-            }
+            Value::List(maps) if maps.iter().all(|map| matches!(map.value, Value::Map(_))) => maps
+                .into_iter()
+                .rev()
+                .try_for_each(|map| self.merge(map, into)),
             _ => Err(syntax(
                 self.file,
                 place,
@@ -241,7 +262,11 @@ impl Builder<'_> {
 
     fn alias(&mut self, anchor: usize, place: Place) -> Result<Node, Problem> {
         let Some(node) = self.anchors.get(&anchor) else {
-            return Err(syntax(self.file, place, "an alias inside what it stands for"));
+            return Err(syntax(
+                self.file,
+                place,
+                "an alias inside what it stands for",
+            ));
         };
         self.aliased = self.aliased.saturating_add(size(node, MAX_ALIASED));
         if self.aliased > MAX_ALIASED {
@@ -317,7 +342,10 @@ fn place(span: Span) -> Place {
     } else {
         1
     };
-    Place { length, ..point(span.start) }
+    Place {
+        length,
+        ..point(span.start)
+    }
 }
 
 fn point(marker: Marker) -> Place {
@@ -349,11 +377,14 @@ fn resolve(text: &str) -> Kind {
             return Kind::Bool(false);
         }
         ".nan" | ".NaN" | ".NAN" => return Kind::Float(f64::NAN),
-        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => return Kind::Float(f64::INFINITY),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
+            return Kind::Float(f64::INFINITY);
+        }
         "-.inf" | "-.Inf" | "-.INF" => return Kind::Float(f64::NEG_INFINITY),
         _ => {}
     }
-    let starts_as_number = text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
+    let starts_as_number =
+        text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
     if !starts_as_number {
         return Kind::Text;
     }
@@ -391,7 +422,9 @@ fn float(text: &str) -> Option<Kind> {
     let digits = text.trim_start_matches(['+', '-']);
     let is_plain = text.len() - digits.len() <= 1
         && digits.starts_with(|first: char| first.is_ascii_digit() || first == '.')
-        && digits.chars().all(|one| one.is_ascii_digit() || ".eE+-".contains(one));
+        && digits
+            .chars()
+            .all(|one| one.is_ascii_digit() || ".eE+-".contains(one));
     if !is_plain {
         return None;
     }
@@ -435,7 +468,10 @@ mod tests {
     }
 
     fn read(text: &str) -> (Result<Option<Node>, Problem>, Vec<Problem>) {
-        let file = SourceFile { name: "c.yaml".into(), text: text.into() };
+        let file = SourceFile {
+            name: "c.yaml".into(),
+            text: text.into(),
+        };
         let mut problems = Vec::new();
         let node = parse(&file, &mut problems);
         (node, problems)
@@ -446,7 +482,9 @@ mod tests {
             Value::Scalar(scalar) => scalar.text.clone(),
             Value::List(items) => format!("{:?}", items.iter().map(show).collect::<Vec<_>>()),
             Value::Map(entries) => {
-                let entries = entries.iter().map(|(key, value)| format!("{}: {}", show(key), show(value)));
+                let entries = entries
+                    .iter()
+                    .map(|(key, value)| format!("{}: {}", show(key), show(value)));
                 format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
             }
         }
@@ -473,7 +511,12 @@ mod tests {
 
     #[test]
     fn odd_but_harmless_bytes_are_read() {
-        for text in ["\u{feff}a: 1", "a: 1\r\n", "%YAML 1.1\n---\na: 1\n", "# x\na: 1 # y\n"] {
+        for text in [
+            "\u{feff}a: 1",
+            "a: 1\r\n",
+            "%YAML 1.1\n---\na: 1\n",
+            "# x\na: 1 # y\n",
+        ] {
             let (node, _) = read(text);
             assert_eq!(show(&node.unwrap().unwrap()), "{a: 1}", "{text:?}");
         }
@@ -486,14 +529,30 @@ mod tests {
 
     #[test]
     fn hostile_files_are_refused_quickly() {
-        let bomb: String = (1..40).map(|at| format!("a{at}: &x{at} [*x{0}, *x{0}]\n", at - 1)).collect();
+        let bomb: String = (1..40)
+            .map(|at| format!("a{at}: &x{at} [*x{0}, *x{0}]\n", at - 1))
+            .collect();
         let bomb = format!("a0: &x0 [1, 2]\n{bomb}");
         let deep = "[".repeat(10_000);
         let closed = format!("{}{}", "[".repeat(1_000), "]".repeat(1_000));
-        for text in [&bomb, &deep, &closed, "a: &a [*a]", "a: *nothing", "a: {<<: 1}", "\tb: 1", "a: 'x"] {
+        for text in [
+            &bomb,
+            &deep,
+            &closed,
+            "a: &a [*a]",
+            "a: *nothing",
+            "a: {<<: 1}",
+            "\tb: 1",
+            "a: 'x",
+        ] {
             let (node, _) = read(text);
             let problem = node.expect_err(&text[..text.len().min(40)]);
-            assert!(problem.message.contains("error loading config file: yaml: "), "{problem:?}");
+            assert!(
+                problem
+                    .message
+                    .contains("error loading config file: yaml: "),
+                "{problem:?}"
+            );
             assert!(problem.line > 0);
         }
     }

@@ -95,7 +95,11 @@ impl Problem {
 // === impl Place ===
 
 impl Place {
-    pub(super) const START: Self = Self { line: 1, column: 1, length: 1 };
+    pub(super) const START: Self = Self {
+        line: 1,
+        column: 1,
+        length: 1,
+    };
 }
 
 // === impl Problems ===
@@ -103,9 +107,18 @@ impl Place {
 /// One line per error, for where there is no room for more.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errors = self.0.iter().filter(|problem| problem.severity == Severity::Error);
+        let errors = self
+            .0
+            .iter()
+            .filter(|problem| problem.severity == Severity::Error);
         for (at, problem) in errors.enumerate() {
-            let Problem { file, line, column, message, .. } = problem;
+            let Problem {
+                file,
+                line,
+                column,
+                message,
+                ..
+            } = problem;
             let between = if at > 0 { "\n" } else { "" };
             write!(f, "{between}{file}:{line}:{column}: {message}")?;
         }
@@ -115,7 +128,11 @@ impl fmt::Display for Problems {
 
 /// All problems with their lines, as a person wants to see them.
 pub fn render(problems: &[Problem], files: &[SourceFile], color: bool) -> String {
-    let renderer = if color { Renderer::styled() } else { Renderer::plain() };
+    let renderer = if color {
+        Renderer::styled()
+    } else {
+        Renderer::plain()
+    };
     let mut lines: HashMap<&str, Vec<&str>> = HashMap::new();
     for file in files {
         lines.insert(&file.name, file.body().lines().collect());
@@ -123,7 +140,9 @@ pub fn render(problems: &[Problem], files: &[SourceFile], color: bool) -> String
     let mut text = String::new();
     for problem in problems {
         let at = problem.line.saturating_sub(1);
-        let line = lines.get(problem.file.as_str()).and_then(|lines| lines.get(at));
+        let line = lines
+            .get(problem.file.as_str())
+            .and_then(|lines| lines.get(at));
         text += &renderer.render(&[group(problem, line.copied().unwrap_or(""))]);
         text += "\n\n";
     }
@@ -135,16 +154,28 @@ fn group<'a>(problem: &'a Problem, line: &str) -> Group<'a> {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
     };
-    let path = if problem.path.is_empty() { String::new() } else { format!("{}: ", problem.path) };
+    let path = if problem.path.is_empty() {
+        String::new()
+    } else {
+        format!("{}: ", problem.path)
+    };
     let title = format!("{path}{}", problem.message);
     let (line, start) = window(line, problem.column.saturating_sub(1));
     let end = start + problem.length.max(1);
-    let byte = |character: usize| line.char_indices().nth(character).map_or(line.len(), |(at, _)| at);
+    let byte = |character: usize| {
+        line.char_indices()
+            .nth(character)
+            .map_or(line.len(), |(at, _)| at)
+    };
     let span = byte(start)..byte(end);
     let snippet = Snippet::source(line)
         .line_start(problem.line)
         .path(problem.file.as_str())
-        .annotation(AnnotationKind::Primary.span(span).label(problem.help.as_str()));
+        .annotation(
+            AnnotationKind::Primary
+                .span(span)
+                .label(problem.help.as_str()),
+        );
     level.primary_title(title).element(snippet)
 }
 
@@ -166,25 +197,57 @@ mod tests {
     #[test]
     fn a_problem_is_shown_with_its_line_and_what_to_do() {
         let text = "domain: d\ndescriptors:\n- {key: ü, rate_limit: {unit: fortnight}}\n";
-        let file = SourceFile { name: "c.yaml".into(), text: text.into() };
-        let place = Place { line: 3, column: 31, length: 9 };
+        let file = SourceFile {
+            name: "c.yaml".into(),
+            text: text.into(),
+        };
+        let place = Place {
+            line: 3,
+            column: 31,
+            length: 9,
+        };
         let problem = Problem::error(&file, place, "invalid rate limit unit 'fortnight'".into())
             .path("descriptors[0].rate_limit.unit")
             .help("one of second, minute, hour");
-        assert_eq!(problem.reference_text(), "c.yaml: invalid rate limit unit 'fortnight'");
+        assert_eq!(
+            problem.reference_text(),
+            "c.yaml: invalid rate limit unit 'fortnight'"
+        );
         let shown = render(&[problem], &[file], false);
-        assert!(shown.starts_with("error: descriptors[0].rate_limit.unit: invalid rate limit unit 'fortnight'"), "{shown}");
+        assert!(
+            shown.starts_with(
+                "error: descriptors[0].rate_limit.unit: invalid rate limit unit 'fortnight'"
+            ),
+            "{shown}"
+        );
         assert!(shown.contains("c.yaml:3:31"), "{shown}");
-        assert!(shown.contains("^^^^^^^^^ one of second, minute, hour"), "{shown}");
+        assert!(
+            shown.contains("^^^^^^^^^ one of second, minute, hour"),
+            "{shown}"
+        );
     }
 
     #[test]
     fn long_lines_and_places_outside_are_no_panic() {
-        let file = SourceFile { name: "c.yaml".into(), text: format!("{}ü", "x".repeat(10_000)) };
+        let file = SourceFile {
+            name: "c.yaml".into(),
+            text: format!("{}ü", "x".repeat(10_000)),
+        };
         for (line, column, length) in [(1, 10_001, 50), (1, 99_999, 1), (7, 3, 3), (0, 0, 0)] {
-            let problem = Problem::warning(&file, Place { line, column, length }, "m".into());
+            let problem = Problem::warning(
+                &file,
+                Place {
+                    line,
+                    column,
+                    length,
+                },
+                "m".into(),
+            );
             let shown = render(&[problem], std::slice::from_ref(&file), false);
-            assert!(shown.starts_with("warning: m") && shown.len() < 2_000, "{shown}");
+            assert!(
+                shown.starts_with("warning: m") && shown.len() < 2_000,
+                "{shown}"
+            );
         }
     }
 }

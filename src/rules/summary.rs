@@ -58,12 +58,16 @@ impl<'r> Summary<'r> {
 
 impl<'r> RuleSummary<'r> {
     fn of(rule: &'r Rule) -> Self {
-        let limits = rule.limits.iter().zip(rule.names.iter()).map(|(limit, name)| LimitSummary {
-            requests: limit.requests,
-            window_seconds: limit.window.seconds(),
-            name,
-            exact: limit.exact,
-        });
+        let limits = rule
+            .limits
+            .iter()
+            .zip(rule.names.iter())
+            .map(|(limit, name)| LimitSummary {
+                requests: limit.requests,
+                window_seconds: limit.window.seconds(),
+                name,
+                exact: limit.exact,
+            });
         Self {
             rule: &rule.path,
             unlimited: rule.is_unlimited(),
@@ -88,10 +92,25 @@ pub fn summary(rules: &RuleSet) -> String {
     for domain in domains {
         let rules: Vec<_> = domain.rules().collect();
         // Writing to a String does not fail.
-        let _ = writeln!(text, "domain {}: {}", domain.name, count(rules.len(), "rule"));
+        let _ = writeln!(
+            text,
+            "domain {}: {}",
+            domain.name,
+            count(rules.len(), "rule")
+        );
         let prefix = format!("{}.", domain.name);
-        let name = |rule: &Rule| rule.path.strip_prefix(&prefix).unwrap_or(&rule.path).to_owned();
-        let width = rules.iter().map(|rule| name(rule).chars().count()).max().unwrap_or(0).min(50);
+        let name = |rule: &Rule| {
+            rule.path
+                .strip_prefix(&prefix)
+                .unwrap_or(&rule.path)
+                .to_owned()
+        };
+        let width = rules
+            .iter()
+            .map(|rule| name(rule).chars().count())
+            .max()
+            .unwrap_or(0)
+            .min(50);
         for rule in rules {
             let _ = writeln!(text, "  {:width$}  {}", name(rule), words(rule));
         }
@@ -109,14 +128,28 @@ fn words(rule: &Rule) -> String {
         let limits: Vec<_> = rule.limits.iter().map(limit_words).collect();
         limits.join(" and ")
     };
-    let names: Vec<&str> = rule.names.iter().map(|name| &**name).filter(|name| !name.is_empty()).collect();
+    let names: Vec<&str> = rule
+        .names
+        .iter()
+        .map(|name| &**name)
+        .filter(|name| !name.is_empty())
+        .collect();
     for (flag, is_set) in [
         (format!("named {}", names.join(", ")), !names.is_empty()),
-        (format!("replaces {}", rule.replaces.join(", ")), !rule.replaces.is_empty()),
+        (
+            format!("replaces {}", rule.replaces.join(", ")),
+            !rule.replaces.is_empty(),
+        ),
         ("shadow".to_owned(), rule.shadow),
         ("quota".to_owned(), rule.quota),
-        ("every hit is a charge".to_owned(), rule.charge == Charge::Always),
-        ("no hit is a charge".to_owned(), rule.charge == Charge::Never),
+        (
+            "every hit is a charge".to_owned(),
+            rule.charge == Charge::Always,
+        ),
+        (
+            "no hit is a charge".to_owned(),
+            rule.charge == Charge::Never,
+        ),
     ] {
         if is_set {
             words.push_str(", ");
@@ -137,5 +170,9 @@ fn limit_words(limit: &Limit) -> String {
 }
 
 fn count(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+    if number == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{number} {what}s")
+    }
 }
