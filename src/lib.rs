@@ -12,16 +12,16 @@
 //! know each other. [`clock`], [`descriptor`], [`key`], [`limit`] and [`metrics`] are leaves.
 
 pub mod bench;
-//pub mod cli;
+pub mod cli;
 pub mod clock;
 pub mod descriptor;
-//pub mod edge;
+pub mod edge;
 pub mod key;
 pub mod limit;
 pub mod limiter;
 pub mod metrics;
 pub mod rules;
-//pub mod server;
+pub mod server;
 pub mod settings;
 pub mod store;
 

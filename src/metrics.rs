@@ -1,6 +1,6 @@
 //! What is counted about calls and rules, under the reference's names and with its arithmetic, and the page that
 //! shows every number of the process. What one room alone counts lives in that room and reaches the page through
-//! [`Export`].
+//! [`Metrics::register`].
 //!
 //! Label sets are bounded: rules name series, requests do not, unless a rule asks for it (`detailed_metric`,
 //! `value_to_metric`, limit overrides); then [`Rules`] keeps at most a set number of names apart and counts what
@@ -26,7 +26,6 @@ use prometheus_client::{
 };
 
 /// Every number of one process.
-#[derive(Debug)]
 pub struct Metrics {
     /// Hits by rule.
     pub rules: Rules,
@@ -42,18 +41,15 @@ pub struct Metrics {
     pub over_bound: Counter,
     /// From arrival to answer, in seconds.
     response_time: Histogram,
-    sources: Mutex<Vec<Box<dyn Export>>>,
+    sources: Mutex<Vec<Box<Export>>>,
 }
 
 /// A number that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
-/// Something with numbers for the page.
-pub trait Export: Send + Sync + fmt::Debug + 'static {
-    /// Puts them there.
-    fn export(&self, page: &mut Page<'_>) -> fmt::Result;
-}
+/// Puts numbers of another room on the page.
+type Export = dyn Fn(&mut Page<'_>) -> fmt::Result + Send + Sync;
 
 /// The metrics page while it is written.
 pub struct Page<'a>(DescriptorEncoder<'a>);
@@ -160,8 +156,8 @@ impl Metrics {
     }
 
     /// Adds another room's numbers to the page.
-    pub fn register(&self, source: impl Export) {
-        self.sources.lock().push(Box::new(source));
+    pub fn register(&self, export: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) {
+        self.sources.lock().push(Box::new(export));
     }
 
     /// The page in Prometheus's text format.
@@ -233,13 +229,19 @@ impl Metrics {
     }
 }
 
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
 impl Collector for Metrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page(encoder);
         self.rules.export(&mut page)?;
         self.export_service(&mut page)?;
         for source in self.sources.lock().iter() {
-            source.export(&mut page)?;
+            source(&mut page)?;
         }
         Ok(())
     }
@@ -301,7 +303,7 @@ impl Page<'_> {
 
     /// Counters under a name of the reference, which has no `_total`. Prometheus takes them untyped, and
     /// `rate()` works on them all the same.
-    fn reference<L: EncodeLabelSet>(
+    pub fn reference<L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,

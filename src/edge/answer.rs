@@ -2,10 +2,13 @@
 //! [`descriptor`](crate::descriptor), the limiter decides, and the decision becomes a message again. gRPC and
 //! `/json` both go through here; how messages arrive is theirs.
 
-use std::{num::NonZeroU32, sync::Arc, time::{Duration, Instant}};
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::HeaderName;
-use smallvec::SmallVec;
 
 use crate::{
     descriptor::{self, Descriptor, Hits, Override},
@@ -61,7 +64,9 @@ pub enum Failure {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// More descriptors than any client sends.
-    #[error("the request has {0} descriptors, and this service takes at most {1}: see MAX_DESCRIPTORS")]
+    #[error(
+        "the request has {0} descriptors, and this service takes at most {1}: see MAX_DESCRIPTORS"
+    )]
     Descriptors(usize, usize),
     /// More entries than any client sends.
     #[error("a descriptor has {0} entries, and this service takes at most {1}: see MAX_ENTRIES")]
@@ -73,7 +78,11 @@ pub enum Failure {
 impl<S: Store> Answerer<S> {
     /// Answers by `limiter` and whatever rules are in force.
     pub fn new(limiter: Limiter<S>, rules: Rules, config: Config) -> Arc<Self> {
-        Arc::new(Self { limiter, rules, config })
+        Arc::new(Self {
+            limiter,
+            rules,
+            config,
+        })
     }
 
     /// The limiter it asks.
@@ -113,12 +122,20 @@ impl<S: Store> Answerer<S> {
     }
 
     fn check_bounds(&self, message: &RateLimitRequest) -> Result<(), Failure> {
-        let Config { max_descriptors, max_entries, .. } = self.config;
+        let Config {
+            max_descriptors,
+            max_entries,
+            ..
+        } = self.config;
         let descriptors = message.descriptors.len();
         if descriptors > max_descriptors {
             return Err(Failure::Descriptors(descriptors, max_descriptors));
         }
-        let longest = message.descriptors.iter().map(|one| one.entries.len()).max();
+        let longest = message
+            .descriptors
+            .iter()
+            .map(|one| one.entries.len())
+            .max();
         match longest {
             Some(entries) if entries > max_entries => Err(Failure::Entries(entries, max_entries)),
             _ => Ok(()),
@@ -162,7 +179,10 @@ fn descriptor(wire: &RateLimitDescriptor) -> Descriptor<'_> {
         entries: wire
             .entries
             .iter()
-            .map(|entry| descriptor::Entry { key: &entry.key, value: &entry.value })
+            .map(|entry| descriptor::Entry {
+                key: &entry.key,
+                value: &entry.value,
+            })
             .collect(),
         limit: wire.limit.as_ref().and_then(override_limit),
         hits: wire.hits_addend.map(Hits::saturating),
@@ -231,7 +251,11 @@ fn current_limit(NamedLimit { limit, name }: NamedLimit<'_>) -> RateLimit {
 }
 
 fn code(over_limit: bool) -> Code {
-    if over_limit { Code::OverLimit } else { Code::Ok }
+    if over_limit {
+        Code::OverLimit
+    } else {
+        Code::Ok
+    }
 }
 
 /// Rounded up, and at least one: the reference never says 0 either.

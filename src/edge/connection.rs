@@ -17,6 +17,7 @@
 use std::{
     any::Any,
     convert::Infallible,
+    fmt,
     future::{Future, poll_fn},
     io,
     net::SocketAddr,
@@ -45,6 +46,7 @@ use crate::edge::{
     authority::{AuthorityFilter, MAX_FRAME},
     listener::Listener,
 };
+use crate::metrics::Page;
 
 /// What connections may do. Each field says what it bounds.
 #[derive(Clone, Debug)]
@@ -252,6 +254,54 @@ impl Config {
 }
 
 // === impl Drain ===
+
+// === impl ConnectionStats ===
+
+impl ConnectionStats {
+    /// Puts the numbers on the metrics page.
+    pub fn export(&self, page: &mut Page<'_>) -> fmt::Result {
+        let open = self.open.load(Ordering::Relaxed);
+        page.gauge(
+            "slidegate_connections_open",
+            "gRPC connections open now.",
+            open as f64,
+        )?;
+        for (name, help, count) in [
+            ("accepted", "gRPC connections accepted.", &self.accepted),
+            (
+                "at_bound",
+                "Times that MAX_CONNECTIONS was reached.",
+                &self.at_bound,
+            ),
+            (
+                "accept_errors",
+                "Failures to accept a gRPC connection.",
+                &self.accept_errors,
+            ),
+            (
+                "handshake_timeouts",
+                "Connections closed before they spoke HTTP/2.",
+                &self.handshake_timeouts,
+            ),
+            ("aged", "Connections told to go for their age.", &self.aged),
+            ("cut", "Connections cut with calls under way.", &self.cut),
+            (
+                "authority_rewritten",
+                "Header blocks whose :authority had to be mended.",
+                &*self.authority_rewritten,
+            ),
+            (
+                "panics",
+                "Calls or connections that ended in a panic: a defect.",
+                &self.panics,
+            ),
+        ] {
+            let name = format!("slidegate_connections_{name}");
+            page.counter(&name, help, count.load(Ordering::Relaxed))?;
+        }
+        Ok(())
+    }
+}
 
 impl Drain {
     /// A signal not yet given.

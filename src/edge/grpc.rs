@@ -123,7 +123,10 @@ fn soften(response: &mut HttpResponse<Body>, metrics: &Metrics) {
     let Some(code) = status.map(|status| Code::from_bytes(status.as_bytes())) else {
         return;
     };
-    if matches!(code, Code::Ok | Code::Unknown | Code::Unimplemented | Code::Cancelled) {
+    if matches!(
+        code,
+        Code::Ok | Code::Unknown | Code::Unimplemented | Code::Cancelled
+    ) {
         return;
     }
     if code == Code::OutOfRange {

@@ -67,6 +67,8 @@ impl Health {
 
     fn has_domain(&self) -> bool {
         let rules = self.rules.current();
-        rules.as_deref().is_some_and(|rules| rules.domains().next().is_some())
+        rules
+            .as_deref()
+            .is_some_and(|rules| rules.domains().next().is_some())
     }
 }

@@ -27,7 +27,10 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The debug port's pages with what they show.
 const DEBUG_PAGES: [(&str, &str); 3] = [
     ("/metrics", "every number, for Prometheus"),
-    ("/rlconfig", "the rules in force, and what is wrong with newer ones"),
+    (
+        "/rlconfig",
+        "the rules in force, and what is wrong with newer ones",
+    ),
     ("/stats", "hits by rule, in the reference's statsd names"),
 ];
 
@@ -46,7 +49,11 @@ pub fn client_port<S: Store>(
     max_body: usize,
 ) -> Router {
     let metrics = Arc::clone(answerer.limiter().metrics());
-    let json = Arc::new(Json { answerer, translator, max_body });
+    let json = Arc::new(Json {
+        answerer,
+        translator,
+        max_body,
+    });
     Router::new()
         .route("/json", any(decide::<S>).with_state(json))
         .route("/healthcheck", any(healthcheck).with_state(health))
@@ -74,7 +81,12 @@ async fn decide<S: Store>(State(json): State<Arc<Json<S>>>, request: Request) ->
         Ok(response) => response,
         Err(reason) => {
             tracing::info!(%reason, "refused a request to /json");
-            (StatusCode::BAD_REQUEST, [(CONTENT_TYPE, TEXT)], "Bad Request\n").into_response()
+            (
+                StatusCode::BAD_REQUEST,
+                [(CONTENT_TYPE, TEXT)],
+                "Bad Request\n",
+            )
+                .into_response()
         }
     }
 }
@@ -104,7 +116,12 @@ impl<S: Store> Json<S> {
             Err(error) => {
                 tracing::error!(%error, "an answer has no JSON form");
                 let text = "Internal Server Error\n";
-                (StatusCode::INTERNAL_SERVER_ERROR, [(CONTENT_TYPE, TEXT)], text).into_response()
+                (
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    [(CONTENT_TYPE, TEXT)],
+                    text,
+                )
+                    .into_response()
             }
         })
     }
@@ -147,7 +164,9 @@ fn rule_lines(rule: &Rule, lines: &mut Vec<String>) {
     let flags = format!("shadow_mode: {}, quota_mode: {}", rule.shadow, rule.quota);
     let path = &rule.path;
     if rule.is_unlimited() {
-        lines.push(format!("{path}: unit=UNKNOWN requests_per_unit=0, {flags}\n"));
+        lines.push(format!(
+            "{path}: unit=UNKNOWN requests_per_unit=0, {flags}\n"
+        ));
     }
     for limit in &rule.limits {
         let (unit, requests) = (limit.window.unit().name(), limit.requests);
@@ -155,7 +174,9 @@ fn rule_lines(rule: &Rule, lines: &mut Vec<String>) {
             1 => String::new(),
             several => format!(" unit_multiplier={several}"),
         };
-        lines.push(format!("{path}: unit={unit}{multiplier} requests_per_unit={requests}, {flags}\n"));
+        lines.push(format!(
+            "{path}: unit={unit}{multiplier} requests_per_unit={requests}, {flags}\n"
+        ));
     }
 }
 

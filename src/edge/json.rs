@@ -52,7 +52,9 @@ impl Translator {
         let mut json = serde_json::Deserializer::from_slice(text);
         let message = DynamicMessage::deserialize(self.request.clone(), &mut json)?;
         json.end()?;
-        Ok(RateLimitRequest::decode(message.encode_to_vec().as_slice())?)
+        Ok(RateLimitRequest::decode(
+            message.encode_to_vec().as_slice(),
+        )?)
     }
 
     /// Defaults are left out, enums are names, durations are like `"40s"`.
@@ -89,7 +91,14 @@ mod tests {
         assert_eq!(descriptor.entries[0].value, "ü");
         assert_eq!(descriptor.hits_addend, Some(7));
         assert_eq!(descriptor.limit.as_ref().unwrap().unit_multiplier, Some(2));
-        for bad in ["", "}", "[]", "{} {}", r#"{"domain":1}"#, r#"{"domian":"d"}"#] {
+        for bad in [
+            "",
+            "}",
+            "[]",
+            "{} {}",
+            r#"{"domain":1}"#,
+            r#"{"domian":"d"}"#,
+        ] {
             assert!(request(bad).is_err(), "{bad}");
         }
     }

@@ -28,7 +28,10 @@ pub(super) fn of(request: &Request<'_>, decision: &Decision<'_>) -> Struct {
         ("descriptors".to_owned(), list(descriptors)),
     ]);
     if request.wire_hits > 0 {
-        fields.insert("hitsAddend".to_owned(), number(f64::from(request.wire_hits)));
+        fields.insert(
+            "hitsAddend".to_owned(),
+            number(f64::from(request.wire_hits)),
+        );
     }
     if !merged.is_empty() {
         fields.insert("metadata".to_owned(), value(&Json::Object(merged)));
@@ -63,7 +66,9 @@ fn descriptor(descriptor: &Descriptor<'_>) -> Value {
     if let Some(hits) = descriptor.wire_hits {
         fields.insert("hitsAddend".to_owned(), number(hits as f64));
     }
-    Value { kind: Some(Kind::StructValue(Struct { fields })) }
+    Value {
+        kind: Some(Kind::StructValue(Struct { fields })),
+    }
 }
 
 fn entry(entry: &Entry<'_>) -> Value {
@@ -73,28 +78,43 @@ fn entry(entry: &Entry<'_>) -> Value {
 
 fn value(json: &Json) -> Value {
     match json {
-        Json::Null => Value { kind: Some(Kind::NullValue(0)) },
-        Json::Bool(truth) => Value { kind: Some(Kind::BoolValue(*truth)) },
+        Json::Null => Value {
+            kind: Some(Kind::NullValue(0)),
+        },
+        Json::Bool(truth) => Value {
+            kind: Some(Kind::BoolValue(*truth)),
+        },
         Json::Number(digits) => number(digits.as_f64().unwrap_or_default()),
         Json::String(words) => text(words.as_bytes()),
         Json::Array(values) => list(values.iter().map(value).collect()),
         Json::Object(map) => {
-            let fields = map.iter().map(|(key, json)| (key.clone(), value(json))).collect();
-            Value { kind: Some(Kind::StructValue(Struct { fields })) }
+            let fields = map
+                .iter()
+                .map(|(key, json)| (key.clone(), value(json)))
+                .collect();
+            Value {
+                kind: Some(Kind::StructValue(Struct { fields })),
+            }
         }
     }
 }
 
 fn list(values: Vec<Value>) -> Value {
-    Value { kind: Some(Kind::ListValue(ListValue { values })) }
+    Value {
+        kind: Some(Kind::ListValue(ListValue { values })),
+    }
 }
 
 fn number(number: f64) -> Value {
-    Value { kind: Some(Kind::NumberValue(number)) }
+    Value {
+        kind: Some(Kind::NumberValue(number)),
+    }
 }
 
 /// A protobuf string must be UTF-8; what is not shows as U+FFFD.
 fn text(bytes: &[u8]) -> Value {
     let text = String::from_utf8_lossy(bytes).into_owned();
-    Value { kind: Some(Kind::StringValue(text)) }
+    Value {
+        kind: Some(Kind::StringValue(text)),
+    }
 }

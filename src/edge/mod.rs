@@ -3,7 +3,7 @@
 //!
 //! [`listener`] opens sockets; [`connection`] serves HTTP/2 on them, from the first byte to the last goodbye;
 //! [`authority`] makes every client's `:authority` one that the HTTP library accepts. [`grpc`] is the port that
-//! Envoy calls, [`http`] the ports for everybody else, with [`json`]; both have their messages answered by
+//! Envoy calls, [`http`] the ports for everybody else, with [`json`], on the connections of [`http1`]; both have their messages answered by
 //! [`answer`]. [`health`] says whether this instance should get traffic.
 
 pub mod answer;
@@ -12,6 +12,7 @@ pub mod connection;
 pub mod grpc;
 pub mod health;
 pub mod http;
+pub mod http1;
 pub mod json;
 pub mod listener;
 mod metadata;
@@ -29,7 +30,9 @@ const BETWEEN_WARNINGS: Duration = Duration::from_secs(1);
 fn sampled_warning(text: impl FnOnce() -> String) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     static KEPT_BACK: AtomicU64 = AtomicU64::new(0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let now = now.as_millis() as u64;
     let last = LAST.load(Relaxed);
     let is_due = now.abs_diff(last) >= BETWEEN_WARNINGS.as_millis() as u64;

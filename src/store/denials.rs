@@ -27,6 +27,7 @@
 //! taken. Its other checks are then not sent: they are [`AnsweredBy::NotAsked`]. Its charges and refunds are.
 
 use std::{
+    fmt,
     hash::BuildHasher,
     sync::{
         Arc,
@@ -42,6 +43,7 @@ use super::{AnsweredBy, Ask, Check, Store, Taken, Verdict, Verdicts};
 use crate::{
     clock::{Clock, Millis},
     limit::Limit,
+    metrics::Page,
 };
 
 /// Longest time that a denial is remembered, and so the longest time that a refund or give-back of another instance
@@ -141,6 +143,32 @@ impl<S: Store> Denials<S> {
                 bytes: memory.cache.weight(),
                 max_bytes: memory.cache.capacity(),
             })
+    }
+}
+
+impl DenialStats {
+    /// Puts the numbers on the metrics page.
+    pub fn export(&self, page: &mut Page<'_>) -> fmt::Result {
+        page.counter(
+            "slidegate_denials_hits",
+            "Checks answered by a remembered denial.",
+            self.hits,
+        )?;
+        page.gauge(
+            "slidegate_denials_keys",
+            "Keys with a remembered denial.",
+            self.keys as f64,
+        )?;
+        page.gauge(
+            "slidegate_denials_bytes",
+            "Bytes that remembered denials take.",
+            self.bytes as f64,
+        )?;
+        page.gauge(
+            "slidegate_denials_max_bytes",
+            "Bytes that they may take.",
+            self.max_bytes as f64,
+        )
     }
 }
 

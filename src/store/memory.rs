@@ -43,6 +43,7 @@ mod log;
 mod slots;
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -65,6 +66,7 @@ use crate::{
     clock::{Clock, Millis},
     descriptor::Hits,
     limit::{Limit, Window},
+    metrics::Page,
 };
 
 /// How much memory the logs may take, and how finely they are locked.
@@ -391,6 +393,42 @@ impl MemoryLog {
     fn tick(&self, now: i64) -> u32 {
         let since = (now as u64).saturating_sub(self.started.0);
         u32::try_from(since / TICK).unwrap_or(u32::MAX)
+    }
+}
+
+impl MemoryStats {
+    /// Puts the numbers on the metrics page.
+    pub fn export(&self, page: &mut Page<'_>) -> fmt::Result {
+        page.gauge(
+            "slidegate_memory_keys",
+            "Keys that have a log in memory, once per window.",
+            self.keys as f64,
+        )?;
+        page.gauge(
+            "slidegate_memory_bytes",
+            "Bytes that the logs in memory take.",
+            self.bytes as f64,
+        )?;
+        page.gauge(
+            "slidegate_memory_max_bytes",
+            "Bytes that they may take.",
+            self.max_bytes as f64,
+        )?;
+        page.counter(
+            "slidegate_memory_evicted_keys",
+            "Keys dropped for want of memory, the longest unused first; their hits are forgotten.",
+            self.evicted,
+        )?;
+        page.counter(
+            "slidegate_memory_expired_keys",
+            "Keys dropped since nothing was left in their window.",
+            self.expired,
+        )?;
+        page.counter(
+            "slidegate_memory_coarsened_logs",
+            "Logs made coarser for want of memory: late by more than a grain, never lax.",
+            self.coarsened,
+        )
     }
 }
 

@@ -6,6 +6,7 @@ pub mod memory;
 
 use std::{
     future::Future,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -135,4 +136,23 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets what is only remembered to save calls; called when the rules changed.
     fn flush(&self) {}
+}
+
+/// A store that is shared, so that its numbers can be read elsewhere.
+impl<S: Store> Store for Arc<S> {
+    fn judge(
+        &self,
+        arrived: Instant,
+        checks: &[Check<'_>],
+    ) -> impl Future<Output = Verdicts> + Send {
+        S::judge(self, arrived, checks)
+    }
+
+    fn give_back(&self, taken: &[Taken<'_>]) {
+        S::give_back(self, taken);
+    }
+
+    fn flush(&self) {
+        S::flush(self);
+    }
 }
