@@ -88,6 +88,17 @@ pub async fn run(settings: Settings) -> Result<()> {
     served
 }
 
+/// What answers messages: the limiter over `store`, by `rules`.
+pub fn answerer<S: Store>(
+    store: S,
+    settings: &Settings,
+    rules: Rules,
+    metrics: Arc<Metrics>,
+) -> Arc<Answerer<S>> {
+    let limiter = Limiter::new(store, limiting(settings), metrics);
+    Answerer::new(limiter, rules, answering(settings))
+}
+
 /// Opens every port over `store`, and closes them in order when a signal comes.
 async fn serve<S: Store>(
     store: S,
@@ -96,8 +107,7 @@ async fn serve<S: Store>(
     metrics: Arc<Metrics>,
 ) -> Result<()> {
     let mut signals = Signals::new().context("can't listen for signals")?;
-    let limiter = Limiter::new(store, limiting(&settings), Arc::clone(&metrics));
-    let answerer = Answerer::new(limiter, rules.clone(), answering(&settings));
+    let answerer = answerer(store, &settings, rules.clone(), Arc::clone(&metrics));
     let (health, health_calls) =
         Health::new(rules.clone(), settings.rules.healthy_with_a_domain_only);
     health.report().await;
