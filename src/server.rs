@@ -4,7 +4,6 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use axum::Router;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -132,7 +131,7 @@ async fn serve<S: Store>(
     let grpc_listener = bind_grpc(&listeners.grpc).await?;
     let http_listener = bind("HTTP", &listeners.http).await?;
     let mut http_ports = JoinSet::new();
-    let mut http_port = |listener: TcpListener, router: Router| {
+    let mut http_port = |listener: TcpListener, router: http::Router| {
         http_ports.spawn(http1::serve(
             listener,
             router,

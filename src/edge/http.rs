@@ -3,8 +3,9 @@
 
 use std::{fmt::Write, sync::Arc, time::Instant};
 
+/// The pages of one port.
+pub use axum::Router;
 use axum::{
-    Router,
     body::{Body, to_bytes},
     extract::{Request, State},
     http::{StatusCode, header::CONTENT_TYPE},
