@@ -4,6 +4,8 @@
 //! Options after `--`: `--rounds N` (5), `--seconds N` of each round (3), a word that a scenario's name must contain,
 //! and `--peer NAME=HOST:PORT`, repeatable, for other services that serve domain `bench` with the same rules.
 
+#![allow(clippy::print_stdout, reason = "a table is what it is for")]
+
 use std::{
     env, fs,
     path::PathBuf,

@@ -483,20 +483,20 @@ fn address(text: &[u8]) -> Option<(usize, [usize; 3])> {
             .take_while(|byte| byte.is_ascii_digit())
             .count()
     };
-    let (mut at, mut dots) = (0, [0; 3]);
-    for group in 0..4 {
-        let length = digits(at);
+    let (mut at, mut dots) = (digits(0), [0; 3]);
+    if at == 0 {
+        return None;
+    }
+    for dot in &mut dots {
+        if text.get(at) != Some(&b'.') {
+            return None;
+        }
+        *dot = at;
+        let length = digits(at + 1);
         if length == 0 {
             return None;
         }
-        at += length;
-        if group < 3 {
-            if text.get(at) != Some(&b'.') {
-                return None;
-            }
-            dots[group] = at;
-            at += 1;
-        }
+        at += 1 + length;
     }
     Some((at, dots))
 }

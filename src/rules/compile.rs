@@ -146,7 +146,7 @@ impl Reader<'_> {
         let root = match file::parse(self.file, self.problems) {
             Ok(root) => root,
             Err(problem) => {
-                self.problems.push(problem);
+                self.problems.push(*problem);
                 return None;
             }
         };

@@ -71,7 +71,7 @@ impl SourceFile {
 pub(super) fn parse(
     file: &SourceFile,
     problems: &mut Vec<Problem>,
-) -> Result<Option<Node>, Problem> {
+) -> Result<Option<Node>, Box<Problem>> {
     judge_syntax(file)?;
     let mut builder = Builder {
         file,
@@ -84,7 +84,7 @@ pub(super) fn parse(
     Ok(root)
 }
 
-fn judge_syntax(file: &SourceFile) -> Result<(), Problem> {
+fn judge_syntax(file: &SourceFile) -> Result<(), Box<Problem>> {
     let Some(document) = serde_yaml::Deserializer::from_str(file.body()).next() else {
         return Ok(());
     };
@@ -99,14 +99,15 @@ fn judge_syntax(file: &SourceFile) -> Result<(), Problem> {
     Err(syntax(file, place, &error.to_string()))
 }
 
-fn syntax(file: &SourceFile, place: Place, what: &str) -> Problem {
+fn syntax(file: &SourceFile, place: Place, what: &str) -> Box<Problem> {
     let line = place.line;
-    Problem::error(
+    let problem = Problem::error(
         file,
         place,
         format!("error loading config file: yaml: line {line}: {what}"),
     )
-    .help("this is no YAML: mind indentation, colons and quotes near this place")
+    .help("this is no YAML: mind indentation, colons and quotes near this place");
+    Box::new(problem)
 }
 
 struct Builder<'a> {
@@ -119,7 +120,7 @@ struct Builder<'a> {
 type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
 
 impl Builder<'_> {
-    fn document(&mut self, events: &mut Events<'_>) -> Result<Option<Node>, Problem> {
+    fn document(&mut self, events: &mut Events<'_>) -> Result<Option<Node>, Box<Problem>> {
         let mut root = None;
         loop {
             match self.next(events)? {
@@ -148,7 +149,7 @@ impl Builder<'_> {
         }
     }
 
-    fn next<'e>(&self, events: &mut Events<'e>) -> Result<(Event<'e>, Span), Problem> {
+    fn next<'e>(&self, events: &mut Events<'e>) -> Result<(Event<'e>, Span), Box<Problem>> {
         match events.next() {
             Some(Ok(event)) => Ok(event),
             Some(Err(error)) => Err(syntax(self.file, point(*error.marker()), error.info())),
@@ -162,7 +163,7 @@ impl Builder<'_> {
         span: Span,
         events: &mut Events<'_>,
         depth: usize,
-    ) -> Result<Node, Problem> {
+    ) -> Result<Node, Box<Problem>> {
         let place = place(span);
         if depth > MAX_DEPTH {
             return Err(syntax(
@@ -206,7 +207,7 @@ impl Builder<'_> {
     }
 
     /// Entries take effect in order, merged ones at their merge key, as in the reference.
-    fn mapping(&mut self, events: &mut Events<'_>, depth: usize) -> Result<Value, Problem> {
+    fn mapping(&mut self, events: &mut Events<'_>, depth: usize) -> Result<Value, Box<Problem>> {
         let mut entries = Entries::default();
         loop {
             let key = match self.next(events)? {
@@ -238,7 +239,7 @@ impl Builder<'_> {
         Ok(Value::Map(entries.list))
     }
 
-    fn merge(&mut self, from: Node, into: &mut Entries) -> Result<(), Problem> {
+    fn merge(&mut self, from: Node, into: &mut Entries) -> Result<(), Box<Problem>> {
         let place = from.place;
         match from.value {
             Value::Map(entries) => {
@@ -260,7 +261,7 @@ impl Builder<'_> {
         }
     }
 
-    fn alias(&mut self, anchor: usize, place: Place) -> Result<Node, Problem> {
+    fn alias(&mut self, anchor: usize, place: Place) -> Result<Node, Box<Problem>> {
         let Some(node) = self.anchors.get(&anchor) else {
             return Err(syntax(
                 self.file,
@@ -467,7 +468,7 @@ mod tests {
         }
     }
 
-    fn read(text: &str) -> (Result<Option<Node>, Problem>, Vec<Problem>) {
+    fn read(text: &str) -> (Result<Option<Node>, Box<Problem>>, Vec<Problem>) {
         let file = SourceFile {
             name: "c.yaml".into(),
             text: text.into(),

@@ -163,7 +163,7 @@ impl Source {
                 };
                 // `..data` and its like are Kubernetes' own: what they hold is reached by the names beside them.
                 let keep = |name: &str| {
-                    !name.starts_with("..") && !(*ignore_dot_files && name.starts_with('.'))
+                    !(name.starts_with("..") || *ignore_dot_files && name.starts_with('.'))
                 };
                 walk(&base, &keep, &name, &mut files)?;
             }
@@ -516,5 +516,309 @@ impl Drop for WatchGuard {
     fn drop(&mut self) {
         // The thread may have ended already.
         let _ = self.stop.send(Wake::Stop);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::symlink, sync::atomic::AtomicUsize};
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn rule(requests: u32) -> String {
+        domain("d", requests)
+    }
+
+    fn domain(name: &str, requests: u32) -> String {
+        format!(
+            "domain: {name}\ndescriptors:\n- {{key: k, rate_limit: {{unit: day, requests_per_unit: {requests}}}}}\n"
+        )
+    }
+
+    fn put(directory: &Path, name: &str, text: &str) {
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn runtime(root: &Path, watch_root: bool, ignore_dot_files: bool) -> Source {
+        Source::Runtime {
+            root: root.to_owned(),
+            subdirectory: "sub".into(),
+            app_directory: "config".into(),
+            ignore_dot_files,
+            watch_root,
+        }
+    }
+
+    fn names(source: &Source) -> Vec<String> {
+        source
+            .read()
+            .unwrap()
+            .into_iter()
+            .map(|file| file.name)
+            .collect()
+    }
+
+    /// The limit of the one rule in force; `None` without rules.
+    fn limit(rules: &Rules) -> Option<u32> {
+        let current = rules.current();
+        let domain = current.as_deref()?.domains().next()?;
+        domain
+            .rules()
+            .next()?
+            .limits
+            .first()
+            .map(|limit| limit.requests)
+    }
+
+    fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn watched(source: Source) -> (Rules, WatchGuard) {
+        let rules = Rules::new(source, compile::Options::default());
+        rules.load();
+        let guard = watch(rules.clone());
+        (rules, guard)
+    }
+
+    fn directory() -> (TempDir, Source) {
+        let directory = tempfile::tempdir().unwrap();
+        let source = Source::Paths(vec![directory.path().to_owned()]);
+        (directory, source)
+    }
+
+    #[test]
+    fn files_are_named_and_chosen_as_in_the_reference() {
+        let root = tempfile::tempdir().unwrap();
+        for name in [
+            "sub/config/b.yaml",
+            "sub/config/deep/a.txt",
+            "sub/config/.hidden",
+            "sub/other.yaml",
+            "sub/config.c",
+            "sub/config/..data/b.yaml",
+        ] {
+            put(root.path(), name, "x");
+        }
+        symlink("b.yaml", root.path().join("sub/config/link.yaml")).unwrap();
+        symlink("deep", root.path().join("sub/config/linked")).unwrap();
+        assert_eq!(
+            names(&runtime(root.path(), true, true)),
+            [
+                "config.b.yaml",
+                "config.c",
+                "config.deep.a.txt",
+                "config.link.yaml"
+            ]
+        );
+        assert_eq!(
+            names(&runtime(root.path(), true, false)),
+            [
+                "config..hidden",
+                "config.b.yaml",
+                "config.c",
+                "config.deep.a.txt",
+                "config.link.yaml"
+            ]
+        );
+        assert_eq!(
+            names(&runtime(root.path(), false, true)),
+            ["b.yaml", "deep.a.txt", "link.yaml"]
+        );
+        let nothing = Source::Runtime {
+            root: root.path().to_owned(),
+            subdirectory: PathBuf::new(),
+            app_directory: "config".into(),
+            ignore_dot_files: true,
+            watch_root: true,
+        };
+        assert_eq!(names(&nothing), [""; 0]);
+    }
+
+    #[test]
+    fn named_paths_leave_out_what_editors_leave_behind() {
+        let (directory, source) = directory();
+        for name in [
+            "a.yaml",
+            "deep/b.yaml",
+            ".a.yaml.swp",
+            "a.yaml~",
+            "#a.yaml#",
+            "c.swp",
+        ] {
+            put(directory.path(), name, "x");
+        }
+        let path = |name| directory.path().join(name).display().to_string();
+        assert_eq!(names(&source), [path("a.yaml"), path("deep/b.yaml")]);
+        let file = Source::Paths(vec![directory.path().join("a.yaml~")]);
+        assert_eq!(names(&file), [path("a.yaml~")], "unless they are named");
+    }
+
+    #[test]
+    fn what_cannot_be_read_fails_the_load_and_keeps_the_rules() {
+        let (directory, source) = directory();
+        put(directory.path(), "a.yaml", &rule(1));
+        let rules = Rules::new(source, compile::Options::default());
+        assert_eq!(rules.load(), Outcome::Loaded);
+        fs::write(directory.path().join("b.yaml"), b"domain: \xff").unwrap();
+        assert_eq!(rules.load(), Outcome::Failed);
+        let error = rules.status().error.unwrap();
+        assert!(
+            error.contains("b.yaml") && error.contains("UTF-8"),
+            "{error}"
+        );
+        assert_eq!(
+            rules.load(),
+            Outcome::Unchanged,
+            "and is not reported twice"
+        );
+        fs::remove_file(directory.path().join("b.yaml")).unwrap();
+        symlink("nowhere", directory.path().join("c.yaml")).unwrap();
+        assert_eq!(rules.load(), Outcome::Failed);
+        assert_eq!(limit(&rules), Some(1));
+        fs::remove_file(directory.path().join("c.yaml")).unwrap();
+        rules.load();
+        let status = rules.status();
+        assert_eq!(
+            (status.error, status.loads_ok, status.loads_failed),
+            (None, 2, 2)
+        );
+    }
+
+    #[test]
+    fn only_changes_are_loaded_and_told() {
+        let (directory, source) = directory();
+        put(directory.path(), "a.yaml", &rule(1));
+        let rules = Rules::new(source, compile::Options::default());
+        let told = Arc::new(AtomicUsize::new(0));
+        rules.on_change({
+            let told = Arc::clone(&told);
+            move || {
+                told.fetch_add(1, Relaxed);
+            }
+        });
+        assert_eq!(
+            (rules.load(), rules.load()),
+            (Outcome::Loaded, Outcome::Unchanged)
+        );
+        put(directory.path(), "a.yaml", "domain: [");
+        assert_eq!(
+            (rules.load(), rules.load()),
+            (Outcome::Failed, Outcome::Unchanged)
+        );
+        // Back to what is in force: that repairs the status, too.
+        put(directory.path(), "a.yaml", &rule(1));
+        assert_eq!(
+            (rules.load(), rules.status().error),
+            (Outcome::Loaded, None)
+        );
+        assert_eq!(told.load(Relaxed), 2);
+    }
+
+    #[test]
+    fn every_way_to_change_a_file_is_seen() {
+        let (directory, source) = directory();
+        put(directory.path(), "a.yaml", &rule(1));
+        let (rules, _guard) = watched(source);
+        assert_eq!(limit(&rules), Some(1));
+        put(directory.path(), "a.yaml", &rule(2));
+        wait_until("written in place", || limit(&rules) == Some(2));
+        put(directory.path(), ".new", &rule(3));
+        fs::rename(
+            directory.path().join(".new"),
+            directory.path().join("a.yaml"),
+        )
+        .unwrap();
+        wait_until("renamed over", || limit(&rules) == Some(3));
+        fs::remove_file(directory.path().join("a.yaml")).unwrap();
+        wait_until("removed", || limit(&rules).is_none());
+        put(directory.path(), "new/b.yaml", &rule(4));
+        wait_until("made in a new directory", || limit(&rules) == Some(4));
+        put(directory.path(), "new/b.yaml", &rule(5));
+        wait_until("written there", || limit(&rules) == Some(5));
+        put(
+            directory.path(),
+            "new/b.yaml",
+            "domain: d\ndescriptors:\n- {key: k, rate_",
+        );
+        wait_until("half a file", || rules.status().error.is_some());
+        assert_eq!(limit(&rules), Some(5));
+        put(directory.path(), "new/b.yaml", &rule(6));
+        wait_until("and the rest of it", || {
+            limit(&rules) == Some(6) && rules.status().error.is_none()
+        });
+    }
+
+    #[test]
+    fn a_swapped_root_is_seen() {
+        let top = tempfile::tempdir().unwrap();
+        for (version, requests) in [("v1", 1), ("v2", 2)] {
+            put(
+                top.path(),
+                &format!("{version}/sub/config/a.yaml"),
+                &rule(requests),
+            );
+        }
+        let current = top.path().join("current");
+        symlink("v1", &current).unwrap();
+        let (rules, _guard) = watched(runtime(&current, true, false));
+        assert_eq!(limit(&rules), Some(1));
+        symlink("v2", top.path().join("next")).unwrap();
+        fs::rename(top.path().join("next"), &current).unwrap();
+        wait_until("the second version", || limit(&rules) == Some(2));
+        put(top.path(), "v2/sub/config/a.yaml", &rule(3));
+        wait_until("a change in it", || limit(&rules) == Some(3));
+    }
+
+    #[test]
+    fn a_directory_that_comes_later_is_read() {
+        let top = tempfile::tempdir().unwrap();
+        let root = top.path().join("later");
+        let (rules, _guard) = watched(runtime(&root, false, true));
+        let error = rules.status().error.unwrap();
+        assert!(error.contains("later/sub/config"), "{error}");
+        put(&root, "sub/config/a.yaml", &rule(7));
+        wait_until("the rules", || limit(&rules) == Some(7));
+        fs::remove_dir_all(&root).unwrap();
+        wait_until("a failed load", || rules.status().error.is_some());
+        assert_eq!(
+            limit(&rules),
+            Some(7),
+            "rules stay when their directory goes"
+        );
+        put(&root, "sub/config/a.yaml", &rule(8));
+        wait_until("the rules once more", || limit(&rules) == Some(8));
+    }
+
+    #[test]
+    fn domains_that_were_looked_at_stay_so() {
+        let (directory, source) = directory();
+        put(directory.path(), "a.yaml", &domain("one", 1));
+        let rules = Rules::new(source, compile::Options::default());
+        rules.load();
+        let looked_at = |rules: &Rules| {
+            let current = rules.current();
+            let rule = current
+                .as_deref()
+                .unwrap()
+                .domain(b"one")
+                .unwrap()
+                .rules()
+                .next()
+                .unwrap();
+            Arc::clone(&rule.looked_at)
+        };
+        looked_at(&rules).store(true, Relaxed);
+        put(directory.path(), "a.yaml", &domain("one", 2));
+        rules.load();
+        assert!(looked_at(&rules).load(Relaxed));
     }
 }
