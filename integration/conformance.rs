@@ -159,7 +159,7 @@ fn main() {
             Arc::clone(&runtime),
         );
         let name = format!("{}::{}", case.area, case.id);
-        Trial::test(name, move || Ok(runtime.block_on(run(case, start))?))
+        Trial::test(name, move || runtime.block_on(run(case, start)))
     });
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

@@ -1,5 +1,5 @@
 //! From a message of the wire to its answer: the words of the wire become those of
-//! [`descriptor`](crate::descriptor), the limiter decides, and the decision becomes a message again. gRPC and
+//! `descriptor`, the limiter decides, and the decision becomes a message again. gRPC and
 //! `/json` both go through here; how messages arrive is theirs.
 
 use std::{
