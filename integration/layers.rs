@@ -1,6 +1,8 @@
 //! Who may use whom: the imports of every file against the map in ARCHITECTURE.md. A call upwards is a failure here
 //! before it is a knot in the code.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::{
     collections::BTreeSet,
     fs,

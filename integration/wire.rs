@@ -1,5 +1,7 @@
 //! The ports themselves: gRPC by a client that shares no code with ours, HTTP, health, reflection, signals.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 mod support;
 
 use std::{fs, time::Duration};
