@@ -13,6 +13,7 @@ use std::{
 
 use support::{
     envoy::{Envoy, Setup},
+    free_port,
     http::{Reply, get, get_with},
     slidegate::Slidegate,
     upstream::Upstream,
@@ -22,6 +23,8 @@ use support::{
 /// Signed with the key in `support/envoy.yaml`: issuer `test`, valid until 2100.
 const ACME: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJ0ZXN0IiwidGVuYW50IjoiYWNtZSIsImV4cCI6NDEwMjQ0NDgwMH0.1U-fynsW12Tw09DFBy0ZjWHR_cpKz37254p6erVKwME";
 const GLOBEX: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJ0ZXN0IiwidGVuYW50IjoiZ2xvYmV4IiwiZXhwIjo0MTAyNDQ0ODAwfQ.o-a7IMsk-A-jPiab6S74Xzaw_eXUgBNBSBavOv1SYCk";
+/// As the first, with a limit of its own as a claim: 2 per DAY.
+const ACME_PLAN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJ0ZXN0IiwidGVuYW50IjoiYWNtZSIsImxpbWl0Ijp7InJlcXVlc3RzX3Blcl91bml0IjoyLCJ1bml0IjoiREFZIn0sImV4cCI6NDEwMjQ0NDgwMH0.ACn7oKEedMRh5-R62TFOQOjCvVztIeSV9YHwAw_upko";
 /// As the first, by another key.
 const FORGED: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJ0ZXN0IiwidGVuYW50IjoiYWNtZSIsImV4cCI6NDEwMjQ0NDgwMH0.R_5zAtciOaTew2tjklnb285JDgThG0kzr4sSNH7X-D4";
 
@@ -105,6 +108,36 @@ fn over_the_limit_is_429_with_headers_that_tell_the_client_when() {
         );
         assert_eq!(reply.body, if status == 429 { "" } else { "upstream" });
     }
+}
+
+#[test]
+fn a_request_without_a_decision_is_a_500_in_these_tests() {
+    let mut stand = Stand::start(
+        "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 2}}\n",
+        GENERIC,
+    );
+    stand.slidegate.process.signal("TERM");
+    assert!(stand.slidegate.process.wait().success());
+    assert_eq!(stand.status(&[]), 500);
+    assert_eq!(stand.envoy.stat("cluster.upstream.ratelimit.error"), 1);
+}
+
+#[test]
+fn a_denied_request_takes_nothing_from_the_limits_it_was_within() {
+    let stand = Stand::start(
+        "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 2}}\n\
+         - {key: api_key, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
+        "[{actions: [{generic_key: {descriptor_value: all}}]}, \
+         {actions: [{request_headers: {header_name: x-api-key, descriptor_key: api_key}}]}]",
+    );
+    let ask = |key| stand.status(&[("x-api-key", key)]);
+    assert_eq!(ask("flooder"), 200);
+    for _ in 0..20 {
+        assert_eq!(ask("flooder"), 429);
+    }
+    // Given back in the background.
+    wait_until("room for another client", || ask("other") == 200);
+    assert_eq!(ask("third"), 429, "two were admitted, by the limit of all");
 }
 
 #[test]
@@ -214,6 +247,37 @@ fn a_limit_of_the_route_takes_the_place_of_the_rule() {
 }
 
 #[test]
+fn a_claim_can_name_the_limit() {
+    let metadata = |claim: &str| {
+        format!(
+            "metadata_key: {{key: envoy.filters.http.jwt_authn, path: [{{key: payload}}, {{key: {claim}}}]}}"
+        )
+    };
+    let stand = Stand::start(
+        "- {key: tenant, rate_limit: {unit: hour, requests_per_unit: 3}}\n",
+        &format!(
+            "[{{actions: [{{metadata: {{descriptor_key: tenant, {}}}}}], limit: {{dynamic_metadata: {{{}}}}}}}]",
+            metadata("tenant"),
+            metadata("limit")
+        ),
+    );
+    let ask = |token: &str| {
+        let token = format!("Bearer {token}");
+        let reply = get_with(
+            &stand.envoy.url("/jwt"),
+            &[("authorization", token.as_bytes())],
+        );
+        (reply.status, reply.header("x-ratelimit-limit").to_owned())
+    };
+    let day = |status| (status, "2, 2;w=86400".to_owned());
+    let hour = |status| (status, "3, 3;w=3600".to_owned());
+    assert_eq!(ask(ACME_PLAN), day(200));
+    assert_eq!(ask(ACME_PLAN), day(200));
+    assert_eq!(ask(ACME_PLAN), day(429));
+    assert_eq!(ask(ACME), hour(200), "without the claim the rule holds");
+}
+
+#[test]
 fn shadowed_rules_count_and_never_deny() {
     let stand = Stand::start(
         "- {key: generic_key, value: all, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
@@ -286,6 +350,29 @@ fn cluster_names_that_the_http_library_refuses_are_served() {
         );
         assert_eq!(stand.envoy.stat("cluster.upstream.ratelimit.error"), 0);
     }
+}
+
+#[test]
+fn good_and_refused_names_share_a_connection() {
+    // The filter with the good name asks first on every connection, then the one with the cluster's.
+    let stand = Stand::start_with(
+        "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 10}}\n\
+         - {key: second, rate_limit: {unit: hour, requests_per_unit: 100}}\n",
+        GENERIC,
+        "outbound|8081||ratelimit.default.svc.cluster.local",
+        &[],
+    );
+    for number in 0..20 {
+        let status = if number < 10 { 200 } else { 429 };
+        assert_eq!(stand.status(&[("x-second", "x")]), status, "{number}");
+    }
+    let hits = |rule: &str| {
+        let series =
+            format!("ratelimit_service_rate_limit_total_hits{{domain=\"edge\",key1=\"{rule}\"}}");
+        stand.slidegate.metric(&series)
+    };
+    assert_eq!((hits("second"), hits("generic_key_all")), (20.0, 20.0));
+    assert_eq!(stand.envoy.stat("cluster.upstream.ratelimit.error"), 0);
 }
 
 /// Clients that ask without a pause until they are dropped, and count what they saw.
@@ -425,4 +512,58 @@ fn a_window_rolls_and_no_second_holds_more_than_its_limit() {
         );
     }
     assert!(allowed.len() >= 11, "{} in 2.5 s", allowed.len());
+}
+
+#[test]
+fn the_example_and_the_sample_rules_fit_each_other() {
+    let slidegate = Slidegate::start(include_str!("../config/edge.yaml"));
+    let (port, admin_port, service) = (free_port(), free_port(), free_port());
+    let mut config = include_str!("../examples/envoy/envoy.yaml").to_owned();
+    for (from, to) in [
+        ("port_value: 10000", format!("port_value: {port}")),
+        ("port_value: 9901", format!("port_value: {admin_port}")),
+        ("port_value: 9000", format!("port_value: {service}")),
+        (
+            "port_value: 8081",
+            format!("port_value: {}", slidegate.grpc_port),
+        ),
+        // For a crowded machine.
+        ("timeout: 0.05s", "timeout: 10s".to_owned()),
+    ] {
+        assert!(config.contains(from), "no {from} in the example");
+        config = config.replace(from, &to);
+    }
+    let envoy = Envoy::start_with(&config, port, admin_port);
+    wait_until("a healthy host", || {
+        envoy.stat("cluster.slidegate.membership_healthy") == 1
+    });
+    let ask = |path: &str, header: (&str, &str)| {
+        get_with(&envoy.url(path), &[(header.0, header.1.as_bytes())])
+    };
+    let login = |key| ask("/login", ("x-api-key", key)).status;
+    assert_eq!([(); 5].map(|()| login("k1")), [200, 200, 200, 429, 429]);
+    assert_eq!(login("k2"), 200);
+
+    // The token that the page shows.
+    let page = include_str!("../examples/envoy/README.md");
+    let token = page
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("TOKEN="))
+        .expect("a token");
+    let tenant = ask("/", ("authorization", &format!("Bearer {token}")));
+    let limits = tenant.header("x-ratelimit-limit");
+    assert_eq!(tenant.status, 200, "{tenant:?}");
+    // Of the rule's two limits the tighter one stands for both.
+    let of_the_tenant = ["burst", "sustained"].map(|name| limits.contains(name));
+    assert!(
+        of_the_tenant == [true, false] || of_the_tenant == [false, true],
+        "{limits}"
+    );
+    assert!(
+        limits.contains("500;w=1") && limits.contains("300;w=1"),
+        "{limits}"
+    );
+    let forged = format!("Bearer {}x", &token[..token.len() - 2]);
+    assert_eq!(ask("/", ("authorization", &forged)).status, 401);
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }

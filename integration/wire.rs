@@ -443,6 +443,49 @@ async fn cancelled_calls_neither_leak_nor_count_twice() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_resets_keeps_the_connection_and_the_count() {
+    const CALLS: u64 = 20_000;
+    let slidegate = Slidegate::start(
+        "domain: edge\ndescriptors: [{key: large, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n",
+    );
+    let client = Client::connect(&slidegate.grpc()).await;
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..CALLS {
+        let client = client.clone();
+        calls.spawn(async move {
+            // Some are reset before they are sent, some before they are read, some after they are answered.
+            let call = client.ask(request(vec![descriptor("large", "x")]));
+            let patience = Duration::from_micros(number % 100 * 200);
+            matches!(tokio::time::timeout(patience, call).await, Ok(Ok(_)))
+        });
+        if number % 100 == 99 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let answered = calls.join_all().await.into_iter().map(u64::from).sum();
+    let counted = || {
+        slidegate.metric(r#"ratelimit_service_rate_limit_total_hits{domain="edge",key1="large"}"#)
+            as u64
+    };
+    let mut before = u64::MAX;
+    wait_until("the end of all calls", || {
+        counted() == std::mem::replace(&mut before, counted())
+    });
+    let look = client.ask(request(vec![with_hits("large", 0)])).await;
+    let used = 1_000_000 - u64::from(look.unwrap().statuses[0].limit_remaining);
+    assert!(
+        (answered..=CALLS).contains(&used),
+        "{used} used of {CALLS} calls, {answered} answered"
+    );
+    assert!(answered < used, "no call was reset after it was read");
+    assert_eq!(
+        slidegate.metric("slidegate_connections_accepted_total"),
+        1.0,
+        "the storm cost the connection"
+    );
+}
+
 #[test]
 fn json_answers_as_the_reference_does() {
     let slidegate = Slidegate::start(

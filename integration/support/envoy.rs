@@ -28,9 +28,14 @@ pub struct Setup<'a> {
 impl Envoy {
     pub fn start(setup: &Setup<'_>) -> Self {
         let (port, admin_port) = (free_port(), free_port());
+        Self::start_with(&configuration(setup, port, admin_port), port, admin_port)
+    }
+
+    /// With a whole configuration, which has these ports.
+    pub fn start_with(configuration: &str, port: u16, admin_port: u16) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let config = directory.path().join("envoy.yaml");
-        fs::write(&config, configuration(setup, port, admin_port)).expect("a file");
+        fs::write(&config, configuration).expect("a file");
         let mut command = Command::new(binary());
         command
             .args([

@@ -68,7 +68,8 @@ pub struct Config {
     pub max_concurrent_streams: u32,
     /// Bytes of one request body the client may send ahead of us.
     pub stream_window: u32,
-    /// Bytes of all request bodies of a connection the client may send ahead of us: the memory they can take.
+    /// Bytes of all request bodies of a connection the client may send ahead of us: the memory they can take before
+    /// they are read. h2's patience with small pieces of bodies grows with it.
     pub connection_window: u32,
     /// Bytes of one request's headers, decoded, 32 for each field on top. A request over it is refused.
     pub max_header_list: u32,
@@ -108,6 +109,11 @@ const DRAINING_HANDSHAKE: Duration = Duration::from_millis(500);
 /// Reset streams that h2 may hold before they are accepted. Above what one reading of the socket brings: a receive
 /// buffer of 6 MiB (Linux's largest by default) holds 20,000 calls of 300 bytes.
 const PENDING_RESETS: usize = 65_536;
+
+/// h2 lets unread small pieces of bodies (under 256 bytes, and not the last of their stream) take half of this window,
+/// 256 bytes each, and tears the connection down beyond that. Envoy sends a body in one last piece; others, tonic's
+/// client among them, do not, and each of the resets above may leave such a piece behind.
+const CONNECTION_WINDOW: u32 = 2 * 256 * PENDING_RESETS as u32;
 
 /// How long to wait after a failure to accept, doubling: the reason (no file descriptor) rarely goes by itself.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -220,7 +226,7 @@ impl Default for Config {
             keepalive_timeout: Duration::from_secs(10),
             max_concurrent_streams: 1024,
             stream_window: 64 * 1024,
-            connection_window: 1024 * 1024,
+            connection_window: CONNECTION_WINDOW,
             max_header_list: 64 * 1024,
         }
     }
