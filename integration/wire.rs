@@ -223,34 +223,25 @@ async fn bytes_that_are_no_message_are_an_error_and_no_crash() {
         .connect()
         .await
         .unwrap();
-    // A RateLimitRequest whose descriptors are a broken message: `bytes` where a client of another service puts text.
-    let mut health = HealthClient::with_origin(channel.clone(), slidegate.grpc().parse().unwrap());
-    assert!(
-        health
-            .check(HealthCheckRequest {
-                service: String::new()
-            })
-            .await
-            .is_ok()
-    );
+    // A text in field 3, where this service has a number.
+    let message = ServerReflectionRequest {
+        host: "edge".to_owned(),
+        message_request: Some(MessageRequest::FileByFilename("x".to_owned())),
+    };
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready().await.unwrap();
-    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-        .parse()
-        .unwrap();
-    let codec = tonic_prost::ProstCodec::<HealthCheckRequest, HealthCheckRequest>::default();
-    // Field 1 is the domain there, so this is a request without descriptors.
-    let request = tonic::Request::new(HealthCheckRequest {
-        service: "edge".to_owned(),
-    });
-    let error = grpc.unary(request, path, codec).await.unwrap_err();
-    assert_eq!(
-        (error.code(), error.message()),
-        (
-            Grpc::Unknown,
-            "rate limit descriptor list must not be empty"
-        )
-    );
+    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let codec = tonic_prost::ProstCodec::<ServerReflectionRequest, HealthCheckRequest>::default();
+    let error = grpc
+        .unary(tonic::Request::new(message), path.parse().unwrap(), codec)
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Grpc::Unknown, "{error}");
+    let errors = r#"ratelimit_service_should_rate_limit_error{err_type="service_error"}"#;
+    assert_eq!(slidegate.metric(errors), 1.0);
+    let client = Client::connect(&slidegate.grpc()).await;
+    let answer = client.ask(request(vec![descriptor("hour", "x")])).await;
+    assert_eq!(remaining(&answer.unwrap()), [4]);
 }
 
 async fn health(slidegate: &Slidegate, service: &str) -> Result<ServingStatus, Grpc> {

@@ -31,6 +31,9 @@ pub const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 /// Where its one call is found.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
+/// How prost's error begins, as it stands in the header.
+const UNREADABLE: &[u8] = b"failed%20to%20decode";
+
 /// The whole port: one for every connection, cheap to clone.
 #[derive(Debug)]
 pub struct Port<S> {
@@ -129,12 +132,18 @@ fn soften(response: &mut HttpResponse<Body>, metrics: &Metrics) {
     ) {
         return;
     }
+    let message = response.headers().get(Status::GRPC_MESSAGE);
+    let is_unreadable = message.is_some_and(|text| text.as_bytes().starts_with(UNREADABLE));
     if code == Code::OutOfRange {
         metrics.over_bound.add(1);
-    } else {
+        super::sampled_warning(|| "a message is longer than MAX_MESSAGE_BYTES".to_owned());
+    } else if is_unreadable {
         metrics.service_errors.add(1);
+        super::sampled_warning(|| "a message is no RateLimitRequest".to_owned());
+    } else {
+        // The client went away while it sent the message: nobody reads this answer.
+        tracing::debug!(%code, "a call ended before its message did");
     }
-    super::sampled_warning(|| format!("a message could not be read: {code}"));
     response
         .headers_mut()
         .insert(Status::GRPC_STATUS, HeaderValue::from_static("2"));
