@@ -1,45 +1,65 @@
 //! The matcher of one domain: a tree with one level per entry. A step looks the pair up, then asks the wildcards of
 //! the key, then takes what the key alone says; its cost does not grow with the number of rules. Many wildcards of
 //! one key are found through one automaton over a literal piece of each.
+//!
+//! The tree lies flat, in a few tables for the whole domain: what a step touches is what memory has to fetch, and with
+//! ten thousand rules that is most of its cost.
+
+use std::hash::BuildHasher;
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashTable};
 use memchr::memmem;
 use smallvec::SmallVec;
 
 use super::{Level, LevelValue, Rule};
 use crate::descriptor::Entry;
 
-/// All rules of one domain. The first node is the root; the others stand in the order of the configuration.
+/// All rules of one domain.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    nodes: Vec<Node>,
+    /// Keys and values come from requests, so the seed is random.
+    hasher: foldhash::fast::RandomState,
+    /// Every key of the domain, numbered.
+    keys: HashMap<Box<[u8]>, Key, foldhash::fast::RandomState>,
+    /// By parent and key.
+    branches: HashMap<(Id, Key), Branch, foldhash::fast::RandomState>,
+    /// Children by branch and value; a wildcard also by the text of its pattern.
+    values: HashTable<ValueEdge>,
+    /// Of the branches that have any.
+    wildcards: Vec<Wildcards>,
+    /// Each node's place in `rules`, if it has a rule. The first node is the root.
+    nodes: Vec<Option<u32>>,
+    /// In the order of the configuration.
+    rules: Vec<Rule>,
 }
 
 /// Takes the nodes of a configuration and arranges them.
 #[derive(Default)]
 pub(crate) struct TreeBuilder {
-    nodes: Vec<Node>,
+    tree: Tree,
 }
 
 /// A node, as its place in [`Tree::nodes`].
 type Id = u32;
-/// Keys come from requests, so the seed is random.
-type Map<T> = HashMap<Box<[u8]>, T, foldhash::fast::RandomState>;
-
-#[derive(Debug, Default)]
-struct Node {
-    rule: Option<Rule>,
-    children: Map<Branch>,
-}
+/// A key, by its number.
+type Key = u32;
 
 /// The children of a node that share a key.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Branch {
-    /// By value; a wildcard also by the text of its pattern.
-    exact: Map<Id>,
-    wildcards: Wildcards,
+    number: u32,
+    has_values: bool,
+    /// In [`Tree::wildcards`].
+    wildcards: Option<u32>,
     any: Option<Id>,
+}
+
+#[derive(Debug)]
+struct ValueEdge {
+    branch: u32,
+    child: Id,
+    value: Box<[u8]>,
 }
 
 /// The wildcards of a key, in the order of the configuration: the first that matches is the one.
@@ -83,17 +103,36 @@ const FEW: usize = 8;
 impl Tree {
     /// The rule at the end of the walk, if the walk uses up the entries and ends on one.
     pub(crate) fn find(&self, entries: &[Entry<'_>]) -> Option<&Rule> {
-        let mut node = self.nodes.first()?;
+        let mut node = 0;
         for entry in entries {
-            let child = node.children.get(entry.key)?.child(entry.value)?;
-            node = &self.nodes[child as usize];
+            let key = *self.keys.get(entry.key)?;
+            let branch = self.branches.get(&(node, key))?;
+            node = self.child(branch, entry.value)?;
         }
-        node.rule.as_ref()
+        let rule = (*self.nodes.get(node as usize)?)?;
+        self.rules.get(rule as usize)
     }
 
     /// Every rule, parents before children, siblings in the order of the configuration.
     pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> {
-        self.nodes.iter().filter_map(|node| node.rule.as_ref())
+        self.rules.iter()
+    }
+
+    fn child(&self, branch: &Branch, value: &[u8]) -> Option<Id> {
+        let exact = branch
+            .has_values
+            .then(|| self.by_value(branch.number, value))
+            .flatten();
+        let wildcards = || self.wildcards.get(branch.wildcards? as usize);
+        exact.or_else(|| wildcards()?.find(value)).or(branch.any)
+    }
+
+    fn by_value(&self, branch: u32, value: &[u8]) -> Option<Id> {
+        let hash = self.hasher.hash_one((branch, value));
+        let edge = self
+            .values
+            .find(hash, |edge| edge.branch == branch && *edge.value == *value)?;
+        Some(edge.child)
     }
 }
 
@@ -102,67 +141,84 @@ impl Tree {
 impl TreeBuilder {
     /// Adds the node at the end of `path`. Parents come before their children, and no node comes twice.
     pub(crate) fn add(&mut self, path: Box<[Level]>, rule: Option<Rule>) {
-        if self.nodes.is_empty() {
-            self.nodes.push(Node::default());
+        if self.tree.nodes.is_empty() {
+            self.tree.nodes.push(None);
         }
         let mut at = 0;
         for level in path {
             at = self.child(at, &level);
         }
-        self.nodes[at].rule = rule;
+        if let Some(rule) = rule {
+            self.tree.nodes[at as usize] = Some(self.tree.rules.len() as u32);
+            self.tree.rules.push(rule);
+        }
     }
 
     pub(crate) fn build(mut self) -> Tree {
-        for node in &mut self.nodes {
-            for branch in node.children.values_mut() {
-                branch.wildcards.index();
-            }
+        for wildcards in &mut self.tree.wildcards {
+            wildcards.index();
         }
-        Tree { nodes: self.nodes }
+        self.tree
     }
 
     /// The child of that level, made if it is not there.
-    fn child(&mut self, parent: usize, level: &Level) -> usize {
-        let next = self.nodes.len() as Id;
-        let key = level.key.as_bytes();
-        let branch = self.nodes[parent]
-            .children
-            .entry(key.into())
-            .or_insert_with(Branch::default);
-        let child = match &level.value {
-            LevelValue::Any => *branch.any.get_or_insert(next),
-            LevelValue::Exact(value) => {
-                *branch.exact.entry(value.as_bytes().into()).or_insert(next)
+    fn child(&mut self, parent: Id, level: &Level) -> Id {
+        let tree = &mut self.tree;
+        let number = tree.keys.len() as Key;
+        let key = *tree
+            .keys
+            .entry(level.key.as_bytes().into())
+            .or_insert(number);
+        let number = tree.branches.len() as u32;
+        let branch = tree.branches.entry((parent, key)).or_insert(Branch {
+            number,
+            has_values: false,
+            wildcards: None,
+            any: None,
+        });
+        let next = tree.nodes.len() as Id;
+        let value = match &level.value {
+            LevelValue::Any => {
+                let child = *branch.any.get_or_insert(next);
+                if child == next {
+                    tree.nodes.push(None);
+                }
+                return child;
             }
-            LevelValue::Wildcard { pattern, .. } => {
-                let wildcards = &mut branch.wildcards;
-                *branch
-                    .exact
-                    .entry(pattern.as_bytes().into())
-                    .or_insert_with(|| {
-                        wildcards
-                            .patterns
-                            .push((Pattern::new(pattern.as_bytes()), next));
-                        next
-                    })
-            }
+            LevelValue::Exact(value) => value,
+            LevelValue::Wildcard { pattern, .. } => pattern,
         };
-        if child == next {
-            self.nodes.push(Node::default());
+        let value = value.as_bytes();
+        branch.has_values = true;
+        let branch = *branch;
+        if let Some(known) = tree.by_value(branch.number, value) {
+            return known;
         }
-        child as usize
-    }
-}
-
-// === impl Branch ===
-
-impl Branch {
-    fn child(&self, value: &[u8]) -> Option<Id> {
-        self.exact
-            .get(value)
-            .copied()
-            .or_else(|| self.wildcards.find(value))
-            .or(self.any)
+        if matches!(level.value, LevelValue::Wildcard { .. }) {
+            let place = branch.wildcards.unwrap_or_else(|| {
+                let place = tree.wildcards.len() as u32;
+                tree.wildcards.push(Wildcards::default());
+                if let Some(branch) = tree.branches.get_mut(&(parent, key)) {
+                    branch.wildcards = Some(place);
+                }
+                place
+            });
+            let patterns = &mut tree.wildcards[place as usize].patterns;
+            patterns.push((Pattern::new(value), next));
+        }
+        let hasher = &tree.hasher;
+        let hash = |branch: u32, value: &[u8]| hasher.hash_one((branch, value));
+        let edge = ValueEdge {
+            branch: branch.number,
+            child: next,
+            value: value.into(),
+        };
+        tree.values
+            .insert_unique(hash(branch.number, value), edge, |edge| {
+                hash(edge.branch, &edge.value)
+            });
+        tree.nodes.push(None);
+        next
     }
 }
 
@@ -398,12 +454,7 @@ mod tests {
             .unwrap()
             .rules;
         let domain = rules.domains.into_values().next().unwrap();
-        let mut rule = domain
-            .tree
-            .nodes
-            .into_iter()
-            .find_map(|node| node.rule)
-            .unwrap();
+        let mut rule = domain.tree.rules.into_iter().next().unwrap();
         rule.path = number.to_string().into();
         rule
     }
