@@ -843,6 +843,13 @@ mod tests {
             ),
         ] {
             let found = problems(text);
+            let warnings = found
+                .iter()
+                .filter(|problem| problem.message.contains("that is 0"));
+            assert!(
+                warnings.count() == 0 || !text.contains("unti"),
+                "a warning of what is misspelt: {found:?}"
+            );
             let errors: Vec<_> = found
                 .iter()
                 .filter(|problem| problem.severity == Severity::Error)

@@ -107,8 +107,8 @@ impl Reader<'_> {
     }
 
     fn rate_limit(&mut self, node: &Node, path: String, exact: bool) -> Option<RateLimit> {
-        let fields = self.fields(node, &path, RATE_LIMIT)?;
         let before = self.errors;
+        let fields = self.fields(node, &path, RATE_LIMIT)?;
         let unlimited = self.flag(&fields, "unlimited");
         let name = self
             .text(&fields, "name")
@@ -116,7 +116,7 @@ impl Reader<'_> {
         let exact = self.flag(&fields, "exact") || exact;
         let replaces = self.replaces(&fields, &name);
         let window = self.window(&fields, unlimited);
-        let requests = self.requests(&fields, unlimited);
+        let requests = self.requests(&fields, unlimited, self.errors == before);
         if self.errors > before {
             return None;
         }
@@ -224,7 +224,7 @@ impl Reader<'_> {
         window
     }
 
-    fn requests(&mut self, fields: &Fields<'_>, unlimited: bool) -> u32 {
+    fn requests(&mut self, fields: &Fields<'_>, unlimited: bool, is_certain: bool) -> u32 {
         let name = if fields.has("window") {
             "requests"
         } else {
@@ -240,7 +240,8 @@ impl Reader<'_> {
             self.error(&fields.at(other), message, "rename it to requests_per_unit");
         }
         if !fields.has(name) {
-            if !unlimited && !fields.has(other) {
+            // Where a word was misspelt it may be there all the same.
+            if is_certain && !unlimited && !fields.has(other) {
                 let message = format!("no {name}: that is 0, and every request is over the limit");
                 self.warning(
                     &fields.site,
