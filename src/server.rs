@@ -174,7 +174,11 @@ async fn serve<S: Store>(
     ));
 
     // The end: unhealthy first, then no new connections, then the calls under way, then the rest.
-    let delay = signals.delay_before_stop(settings.drain.delay).await;
+    let delay = tokio::select! {
+        delay = signals.delay_before_stop(settings.drain.delay) => delay,
+        // It ends when it is told to, and not before. A process without the port must not go on looking well.
+        ended = &mut grpc_port => bail!("the gRPC port ended by itself: {ended:?}"),
+    };
     health.drain().await;
     tracing::warn!(?delay, "stopping: unhealthy from now on, still answering");
     tokio::select! {
