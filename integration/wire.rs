@@ -537,6 +537,17 @@ fn json_answers_as_the_reference_does() {
     ] {
         assert_eq!(ask("POST", bad), refused(), "{bad}");
     }
+    let endless = r#"{"domain":"web","descriptors":[{"entries":[{"key":"b"}],"hitsAddend":"18446744073709551615",
+        "limit":{"requestsPerUnit":4294967295,"unit":"YEAR","unitMultiplier":4294967295}}]}"#;
+    let (status, _, body) = ask("POST", endless);
+    assert_eq!(
+        (
+            status,
+            body.contains(r#""durationUntilReset":"315576000000s""#)
+        ),
+        (200, true),
+        "{body}"
+    );
     let rules = http::get(&format!("{}/rlconfig", slidegate.debug()));
     assert_eq!(
         rules.body,

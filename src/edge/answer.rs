@@ -73,6 +73,9 @@ pub enum Failure {
     Entries(usize, usize),
 }
 
+/// Seconds; 10,000 years (`google/protobuf/duration.proto`).
+const LONGEST_RESET: u64 = 315_576_000_000;
+
 // === impl Answerer ===
 
 impl<S: Store> Answerer<S> {
@@ -258,8 +261,12 @@ fn code(over_limit: bool) -> Code {
     }
 }
 
-/// Rounded up, and at least one: the reference never says 0 either.
+/// Rounded up, and at least one: the reference never says 0 either. At most what a protobuf duration may hold, since a
+/// request's own limit can name a window of billions of years.
 fn whole_seconds(duration: Duration) -> u64 {
     let up = u64::from(duration.subsec_nanos() > 0);
-    (duration.as_secs() + up).max(1)
+    duration
+        .as_secs()
+        .saturating_add(up)
+        .clamp(1, LONGEST_RESET)
 }

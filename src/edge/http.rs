@@ -1,7 +1,11 @@
 //! The HTTP ports: `/json`, `/healthcheck` and `/metrics` for clients and probes; `/rlconfig`, `/stats` and
 //! `/metrics` for operators on the debug port; `/metrics` alone where a port of its own is asked for.
 
-use std::{fmt::Write, sync::Arc, time::Instant};
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// The pages of one port.
 pub use axum::Router;
@@ -21,6 +25,8 @@ use crate::{
     wire::rate_limit_response::Code,
 };
 
+/// How long a client may take to send a body.
+const BODY: Duration = Duration::from_secs(10);
 const TEXT: &str = "text/plain; charset=utf-8";
 /// What Prometheus asks for.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -95,8 +101,9 @@ async fn decide<S: Store>(State(json): State<Arc<Json<S>>>, request: Request) ->
 impl<S: Store> Json<S> {
     async fn decide(&self, request: Request) -> Result<Response, String> {
         let arrived = Instant::now();
-        let body = to_bytes(request.into_body(), self.max_body)
+        let body = tokio::time::timeout(BODY, to_bytes(request.into_body(), self.max_body))
             .await
+            .map_err(|_| format!("body: not there within {BODY:?}"))?
             .map_err(|error| format!("body: {error}"))?;
         let message = self
             .translator
