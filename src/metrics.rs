@@ -211,10 +211,10 @@ impl Metrics {
                 ([("err_type", "redis_error")], self.store_errors.get()),
             ],
         )?;
-        page.reference(
+        page.reference_one(
             "ratelimit_service_global_shadow_mode",
             "Calls over a limit that SHADOW_MODE answered OK.",
-            [([], self.global_shadow_mode.get())] as [([(&str, &str); 0], u64); 1],
+            self.global_shadow_mode.get(),
         )?;
         page.counter(
             "slidegate_calls_over_bound",
@@ -299,6 +299,12 @@ impl Page<'_> {
             .0
             .encode_descriptor(name, help, None, MetricType::Gauge)?;
         metric.encode_gauge(&value)
+    }
+
+    /// One counter under a name of the reference, without labels.
+    pub fn reference_one(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let no_labels: [(&str, &str); 0] = [];
+        self.reference(name, help, [(no_labels, value)])
     }
 
     /// Counters under a name of the reference, which has no `_total`. Prometheus takes them untyped, and

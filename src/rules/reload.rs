@@ -377,15 +377,15 @@ impl Rules {
     /// Puts the numbers on the metrics page.
     pub fn export(&self, page: &mut Page<'_>) -> fmt::Result {
         let status = self.status();
-        page.reference(
+        page.reference_one(
             "ratelimit_service_config_load_success",
             "Good loads of rules.",
-            [([("source", "file"); 0], status.loads_ok)],
+            status.loads_ok,
         )?;
-        page.reference(
+        page.reference_one(
             "ratelimit_service_config_load_error",
             "Bad loads of rules.",
-            [([("source", "file"); 0], status.loads_failed)],
+            status.loads_failed,
         )?;
         let stale = if status.error.is_some() { 1.0 } else { 0.0 };
         page.gauge(
