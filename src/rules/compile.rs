@@ -501,12 +501,19 @@ impl<'a> Parent<'a> {
 
 // === helpers ===
 
+/// For people to read, so a control character shows as its escape.
 fn full_path(domain: &str, levels: &[Level]) -> String {
     let levels = levels.iter().map(Level::to_string);
-    std::iter::once(domain.to_owned())
-        .chain(levels)
-        .collect::<Vec<_>>()
-        .join(".")
+    let path: Vec<_> = std::iter::once(domain.to_owned()).chain(levels).collect();
+    let mut shown = String::new();
+    for one in path.join(".").chars() {
+        if one.is_control() {
+            shown.extend(one.escape_default());
+        } else {
+            shown.push(one);
+        }
+    }
+    shown
 }
 
 /// How the rule's counters are called, by the flags of its levels.
@@ -1065,6 +1072,22 @@ descriptors:
         );
         let paths: Vec<_> = domain.rules().map(|rule| &*rule.path).collect();
         assert_eq!(paths, ["d.a", "d.b", "d.c_x", "d.e_y*.f"]);
+    }
+
+    #[test]
+    fn a_path_is_one_line_whatever_the_value_holds() {
+        let text = "domain: d\ndescriptors:\n- {key: k, value: \"a\\nü\", rate_limit: {unit: day, requests_per_unit: 1}}\n";
+        let compiled = compiled(text);
+        let rule = compiled
+            .rules
+            .domains()
+            .next()
+            .unwrap()
+            .rules()
+            .next()
+            .unwrap();
+        assert_eq!(&*rule.path, "d.k_a\\nü");
+        assert_eq!(rule.levels[0].value, LevelValue::Exact("a\nü".into()));
     }
 
     #[test]
