@@ -470,6 +470,30 @@ fn compare(checks: &[Check<'_>], expected: &[Verdict], actual: &[Verdict]) {
     }
 }
 
+/// One limit that never admits, and one that runs down to less than the first one's window.
+#[test]
+fn a_remembered_denial_names_the_whole_window_of_a_limit_that_is_too_low() {
+    let (log, clock, hand) = memory_log();
+    let cached = Denials::new(log, 1 << 20, clock);
+    let limits = [limit(0, 1), limit(1, 2)];
+    let ask = |ask| {
+        let check = Check {
+            key: b"k",
+            limits: &limits,
+            ask,
+            decisive: true,
+        };
+        judge(&cached, &[check])[0]
+    };
+    ask(Ask::Charge(Hits(1)));
+    hand.advance(Duration::from_millis(10));
+    assert_eq!(ask(Ask::Take(Hits(1))).reset, Duration::from_millis(1_990));
+    hand.advance(Duration::from_millis(998));
+    let remembered = ask(Ask::Take(Hits(1)));
+    assert_eq!(remembered.by, AnsweredBy::DenialCache);
+    assert_eq!(remembered.reset, Duration::from_millis(1_000));
+}
+
 // === threads ===
 
 fn limit(requests: u32, seconds: u64) -> Limit {

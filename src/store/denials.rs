@@ -374,21 +374,17 @@ impl Denial {
     /// What the log would say. The numbers are those of the denial; the reset is the denial's for the same hits and
     /// limits, and the whole window, which is never too early, for others.
     fn answer(&self, hits: u32, limits: &[Limit], now: Millis) -> Verdict {
-        let same = hits == self.hits && limits == &*self.limits;
-        let reset = if same {
-            let limit = limits.get(self.verdict.tightest);
-            let above = limit.is_some_and(|limit| hits > limit.requests);
-            if above {
-                self.verdict.reset
-            } else {
-                Duration::from_millis(self.fits.0.saturating_sub(now.0))
-            }
+        let windows = |counts: fn(&Limit, u32) -> bool| {
+            let windows = limits.iter().filter(|limit| counts(limit, hits));
+            let longest = windows.map(|limit| limit.window.duration()).max();
+            longest.unwrap_or_default()
+        };
+        let reset = if hits == self.hits && limits == &*self.limits {
+            // What is above a limit never fits, so its whole window stays the answer while the others run down.
+            let above = windows(|limit, hits| hits > limit.requests);
+            above.max(Duration::from_millis(self.fits.0.saturating_sub(now.0)))
         } else {
-            limits
-                .iter()
-                .map(|limit| limit.window.duration())
-                .max()
-                .unwrap_or_default()
+            windows(|_, _| true)
         };
         Verdict {
             reset,
