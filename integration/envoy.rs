@@ -12,7 +12,7 @@ use std::{
 };
 
 use support::{
-    envoy::{Envoy, Setup},
+    envoy::{Envoy, Host, Setup},
     free_port,
     http::{Reply, get, get_with},
     slidegate::Slidegate,
@@ -45,10 +45,11 @@ impl Stand {
         let upstream = Upstream::start();
         let slidegate = Slidegate::start_with(&rules_file(rules), env);
         let envoy = Envoy::start(&Setup {
-            rls_ports: &[slidegate.grpc_port],
+            rls: &[Host::Port(slidegate.grpc_port)],
+            timeout: "5s",
             upstream_port: upstream.port,
             cluster,
-            routes: &route(limits),
+            routes: &route("/", limits),
         });
         Self {
             envoy,
@@ -74,10 +75,10 @@ fn rules_file(descriptors: &str) -> String {
     format!("domain: edge\ndescriptors:\n{descriptors}")
 }
 
-/// One route for everything, with these rate limits (a YAML list in one line).
-fn route(limits: &str) -> String {
+/// The route of all paths that begin so, with these rate limits (a YAML list in one line).
+fn route(prefix: &str, limits: &str) -> String {
     format!(
-        "              - match: {{prefix: /}}\n                route: {{cluster: upstream}}\n                \
+        "              - match: {{prefix: {prefix}}}\n                route: {{cluster: upstream}}\n                \
          typed_per_filter_config:\n                  envoy.filters.http.ratelimit:\n                    \
          \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute\n                    \
          rate_limits: {limits}\n"
@@ -233,6 +234,64 @@ fn hits_come_from_a_header() {
 }
 
 #[test]
+fn hits_of_the_whole_request_count_for_each_descriptor() {
+    let stand = Stand::start(
+        "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 10}}\n\
+         - {key: api_key, rate_limit: {unit: hour, requests_per_unit: 20}}\n",
+        "[{actions: [{generic_key: {descriptor_value: all}}]}, \
+         {actions: [{request_headers: {header_name: x-api-key, descriptor_key: api_key}}], hits_addend: {number: 20}}]",
+    );
+    let left = |headers: &[(&str, &str)]| {
+        let reply = stand.get(headers);
+        (
+            reply.status,
+            reply.header("x-ratelimit-remaining").to_owned(),
+        )
+    };
+    let is = |status, remaining: &str| (status, remaining.to_owned());
+    assert_eq!(left(&[("x-hits", "7")]), is(200, "3"));
+    assert_eq!(left(&[("x-hits", "4")]), is(429, "0"));
+    assert_eq!(left(&[("x-hits", "0")]), is(200, "2"), "0 is 1 here");
+    assert_eq!(
+        left(&[("x-hits", "2"), ("x-api-key", "k")]),
+        is(200, "0"),
+        "the descriptor's own hits win where it has some"
+    );
+    assert_eq!(stand.status(&[]), 429);
+}
+
+#[test]
+fn a_refund_makes_room_again() {
+    let upstream = Upstream::start();
+    let slidegate = Slidegate::start(&rules_file(
+        "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 3}}\n",
+    ));
+    let refund = "[{actions: [{generic_key: {descriptor_value: all}}], \
+                  hits_addend: {number: 2, is_negative_hits: true}}]";
+    let envoy = Envoy::start(&Setup {
+        rls: &[Host::Port(slidegate.grpc_port)],
+        timeout: "5s",
+        upstream_port: upstream.port,
+        cluster: "rls",
+        routes: &(route("/refund", refund) + &route("/", GENERIC)),
+    });
+    let ask = |path| get(&envoy.url(path)).status;
+    assert_eq!([(); 4].map(|()| ask("/")), [200, 200, 200, 429]);
+    assert_eq!(ask("/refund"), 200, "on a full log");
+    assert_eq!([(); 3].map(|()| ask("/")), [200, 200, 429]);
+    assert_eq!(
+        [(); 3].map(|()| ask("/refund")),
+        [200; 3],
+        "also of nothing"
+    );
+    assert_eq!(
+        [(); 4].map(|()| ask("/")),
+        [200, 200, 200, 429],
+        "and no more than was taken"
+    );
+}
+
+#[test]
 fn a_limit_of_the_route_takes_the_place_of_the_rule() {
     let stand = Stand::start(
         "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 100}}\n",
@@ -384,11 +443,15 @@ struct Load {
 
 impl Load {
     fn start(url: &str) -> Self {
+        Self::of(4, url)
+    }
+
+    fn of(clients: usize, url: &str) -> Self {
         let (stop, seen) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new([const { AtomicUsize::new(0) }; 3]),
         );
-        let threads = (0..4)
+        let threads = (0..clients)
             .map(|_| {
                 let (url, stop, seen) = (url.to_owned(), Arc::clone(&stop), Arc::clone(&seen));
                 thread::spawn(move || {
@@ -463,10 +526,11 @@ fn a_drain_under_traffic_fails_nothing() {
     let mut leaving = Slidegate::start_with(&rules, &[("DRAIN_DELAY", "1s")]);
     let staying = Slidegate::start(&rules);
     let envoy = Envoy::start(&Setup {
-        rls_ports: &[leaving.grpc_port, staying.grpc_port],
+        rls: &[Host::Port(leaving.grpc_port), Host::Port(staying.grpc_port)],
+        timeout: "5s",
         upstream_port: upstream.port,
         cluster: "rls",
-        routes: &route(GENERIC),
+        routes: &route("/", GENERIC),
     });
     wait_until("two healthy hosts", || {
         envoy.stat("cluster.rls.membership_healthy") == 2
@@ -483,6 +547,88 @@ fn a_drain_under_traffic_fails_nothing() {
     let [_, denied, failed] = load.end();
     assert_eq!((denied, failed), (0, 0));
     assert_eq!(envoy.stat("cluster.upstream.ratelimit.error"), 0);
+}
+
+#[test]
+fn connections_that_grow_old_fail_nothing() {
+    let stand = Stand::start_with(
+        "- {key: generic_key, value: all, rate_limit: {unit: day, requests_per_unit: 1000000}}\n",
+        GENERIC,
+        "rls",
+        &[("GRPC_MAX_CONNECTION_AGE", "100ms")],
+    );
+    let load = Load::start(&stand.envoy.url("/"));
+    wait_until("thirty connections", || {
+        stand
+            .slidegate
+            .metric("slidegate_connections_accepted_total")
+            >= 30.0
+    });
+    let [allowed, denied, failed] = load.end();
+    assert_eq!((denied, failed), (0, 0), "of {allowed}");
+    for name in [
+        "cluster.upstream.ratelimit.error",
+        "cluster.rls.health_check.failure",
+        "cluster.rls.upstream_cx_destroy_with_active_rq",
+    ] {
+        assert_eq!(stand.envoy.stat(name), 0, "{name}");
+    }
+    let counted = stand
+        .slidegate
+        .metric(r#"ratelimit_service_rate_limit_total_hits{domain="edge",key1="generic_key_all"}"#);
+    assert_eq!(counted, allowed as f64, "each request counts once");
+}
+
+#[test]
+fn calls_that_envoy_gives_up_by_the_hundred_cost_no_connection() {
+    let upstream = Upstream::start();
+    let slidegate = Slidegate::start(&rules_file(
+        "- {key: generic_key, value: all, rate_limit: {unit: day, requests_per_unit: 1000000}}\n",
+    ));
+    let envoy = Envoy::start(&Setup {
+        rls: &[Host::Port(slidegate.grpc_port)],
+        timeout: "0.02s",
+        upstream_port: upstream.port,
+        cluster: "rls",
+        routes: &route("/", GENERIC),
+    });
+    let load = Load::of(24, &envoy.url("/"));
+    let accepted = || slidegate.metric("slidegate_connections_accepted_total");
+    // Both of Envoy's workers, and its health check.
+    wait_until("all connections", || accepted() >= 3.0);
+    // Frozen: everything times out, and the resets wait in the sockets behind the calls they belong to.
+    slidegate.process.signal("STOP");
+    let before = load.seen(2);
+    wait_until("calls given up", || load.seen(2) >= before + 500);
+    slidegate.process.signal("CONT");
+    let before = load.seen(0);
+    wait_until("decisions again", || load.seen(0) > before);
+    load.end();
+    assert_eq!(accepted(), 3.0);
+    assert_eq!(envoy.stat("cluster.rls.upstream_cx_destroy"), 0);
+}
+
+#[test]
+fn a_unix_socket_is_served_whatever_the_clusters_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("rls.sock");
+    let upstream = Upstream::start();
+    let slidegate = Slidegate::start_with(
+        &rules_file(
+            "- {key: generic_key, value: all, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
+        ),
+        &[("GRPC_UDS", &socket.display().to_string())],
+    );
+    let envoy = Envoy::start(&Setup {
+        rls: &[Host::Socket(&socket)],
+        timeout: "5s",
+        upstream_port: upstream.port,
+        cluster: "outbound|8081||ratelimit.default.svc.cluster.local",
+        routes: &route("/", GENERIC),
+    });
+    assert_eq!([(); 2].map(|()| get(&envoy.url("/")).status), [200, 429]);
+    assert_eq!(envoy.stat("cluster.upstream.ratelimit.error"), 0);
+    drop(slidegate);
 }
 
 #[test]
@@ -543,6 +689,18 @@ fn the_example_and_the_sample_rules_fit_each_other() {
     let login = |key| ask("/login", ("x-api-key", key)).status;
     assert_eq!([(); 5].map(|()| login("k1")), [200, 200, 200, 429, 429]);
     assert_eq!(login("k2"), 200);
+
+    // Three answers of 90,000 tokens spend the 200,000 of a day; charges arrive a moment after the answers.
+    let chat = |key| ask("/chat", ("x-api-key", key)).status;
+    let spent = || {
+        slidegate
+            .metric(r#"ratelimit_service_rate_limit_total_hits{domain="edge",key1="llm_tokens"}"#)
+    };
+    for answers in 1..=3 {
+        assert_eq!(chat("k1"), 200, "{answers}");
+        wait_until("the charge", || spent() >= 90_000.0 * f64::from(answers));
+    }
+    assert_eq!((chat("k1"), chat("k2")), (429, 200));
 
     // The token that the page shows.
     let page = include_str!("../examples/envoy/README.md");

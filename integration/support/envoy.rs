@@ -1,6 +1,10 @@
 //! A real Envoy in front of the upstream, asking Slidegate.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use tempfile::TempDir;
 
@@ -14,14 +18,24 @@ pub struct Envoy {
     _directory: TempDir,
 }
 
+/// Where a host of the rate-limit service listens.
+pub enum Host<'a> {
+    /// On this port of loopback.
+    Port(u16),
+    /// On this Unix socket.
+    Socket(&'a Path),
+}
+
 /// What differs from test to test.
 pub struct Setup<'a> {
-    /// gRPC ports of the rate-limit service's hosts.
-    pub rls_ports: &'a [u16],
+    /// The hosts of the rate-limit service.
+    pub rls: &'a [Host<'a>],
+    /// How long Envoy waits for a decision: `5s`.
+    pub timeout: &'a str,
     pub upstream_port: u16,
     /// The cluster's name, which Envoy also sends as `:authority`.
     pub cluster: &'a str,
-    /// Routes, each with its rate limits: YAML, indented by eight spaces.
+    /// Routes, each with its rate limits: YAML, indented as deep as `@ROUTES@` is to hold it.
     pub routes: &'a str,
 }
 
@@ -101,15 +115,22 @@ pub fn binary() -> PathBuf {
 
 fn configuration(setup: &Setup<'_>, port: u16, admin_port: u16) -> String {
     let hosts: String = setup
-        .rls_ports
+        .rls
         .iter()
-        .map(|port| format!("{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}}}}},"))
+        .map(|host| match host {
+            Host::Port(port) => {
+                format!("socket_address: {{address: 127.0.0.1, port_value: {port}}}")
+            }
+            Host::Socket(path) => format!("pipe: {{path: \"{}\"}}", path.display()),
+        })
+        .map(|address| format!("{{endpoint: {{address: {{{address}}}}}}},"))
         .collect();
     include_str!("envoy.yaml")
         .replace("@PORT@", &port.to_string())
         .replace("@ADMIN@", &admin_port.to_string())
         .replace("@UPSTREAM@", &setup.upstream_port.to_string())
         .replace("@CLUSTER@", setup.cluster)
+        .replace("@TIMEOUT@", setup.timeout)
         .replace("@RLS_HOSTS@", &hosts)
         .replace("@ROUTES@", setup.routes)
 }
