@@ -388,7 +388,18 @@ async fn unix_sockets_and_ipv6_are_served() {
     assert!(!socket.exists());
 
     for host in ["::1", "::"] {
-        let slidegate = Slidegate::start_with(RULES, &[("GRPC_HOST", host)]);
+        let everywhere = [("GRPC_HOST", host), ("HOST", host), ("DEBUG_HOST", host)];
+        let slidegate = Slidegate::start_unchecked(RULES, &everywhere);
+        for (port, path) in [
+            (slidegate.http_port, "healthcheck"),
+            (slidegate.debug_port, "rlconfig"),
+        ] {
+            wait_until("an answer by IPv6", || {
+                http::try_get(&format!("http://[::1]:{port}/{path}"))
+                    .is_some_and(|reply| reply.status == 200)
+            });
+        }
+        assert_eq!(slidegate.is_healthy(), host == "::", "by IPv4");
         let client = Client::connect(&format!("http://[::1]:{}", slidegate.grpc_port)).await;
         assert_eq!(
             remaining(
@@ -400,6 +411,25 @@ async fn unix_sockets_and_ipv6_are_served() {
             [4]
         );
     }
+}
+
+#[test]
+fn an_address_that_cannot_be_had_ends_the_start_and_is_named_with_its_cause() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = directory.path().join("held").display().to_string();
+    let nowhere = directory.path().join("no/socket").display().to_string();
+    let holder = Slidegate::start_with(RULES, &[("GRPC_UDS", &held)]);
+    for (path, cause) in [
+        (&held, "another process listens there"),
+        (&nowhere, "No such file or directory"),
+    ] {
+        let mut second = Slidegate::start_unchecked(RULES, &[("GRPC_UDS", path)]);
+        assert_eq!(second.process.wait().code(), Some(70));
+        let output = second.process.output();
+        assert!(output.contains(path.as_str()), "{output}");
+        assert_eq!(output.matches(cause).count(), 1, "{output}");
+    }
+    assert!(holder.is_healthy());
 }
 
 #[tokio::test(flavor = "multi_thread")]
