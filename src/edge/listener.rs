@@ -48,8 +48,7 @@ pub enum Stream {
 pub struct BindError {
     /// The address asked for.
     pub address: Address,
-    /// What is in the way.
-    #[source]
+    /// What is in the way. Not a `source`, since the message has it: whoever prints the chain would show it twice.
     pub cause: io::Error,
 }
 
