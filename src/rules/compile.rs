@@ -1,12 +1,12 @@
-//! The tree of a rule file to rules. All semantic checks are here, and every error of every file comes out of one
-//! go. Where the reference refuses the same, its words open the message; where it reads without a word what is
+//! The tree of a rule file to rules. All semantic checks are here, and the errors of all files come out of one go
+//! (what a missing or repeated domain or an empty key hides is not looked at). Where the reference refuses the same, its words open the message; where it reads without a word what is
 //! probably a mistake, a warning says so and the meaning stays the reference's.
 
 mod limits;
 mod values;
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet},
     sync::{Arc, OnceLock},
 };
 
@@ -50,7 +50,8 @@ pub fn compile(
             problems: &mut problems,
             errors: 0,
         };
-        let Some((name, descriptors)) = reader.file() else {
+        let Some(root) = reader.root() else { continue };
+        let Some((name, descriptors)) = reader.file(&root) else {
             continue;
         };
         let known = by_name.get(&name.text).copied();
@@ -123,7 +124,7 @@ struct DraftNode {
 /// What is already there at one place of the tree.
 #[derive(Default)]
 struct Siblings {
-    pairs: HashMap<(String, String), ()>,
+    pairs: HashSet<(String, String)>,
     /// Keys for which a value `*` was seen: no later wildcard of that key, and no bare key, is ever met.
     starred: HashMap<String, usize>,
 }
@@ -141,30 +142,26 @@ struct Parent<'a> {
 // === impl Reader ===
 
 impl Reader<'_> {
-    /// The domain's name and its descriptors; `None` if the file has none of it.
-    fn file(&mut self) -> Option<(Text, Option<Node>)> {
-        let root = match file::parse(self.file, self.problems) {
-            Ok(root) => root,
+    /// What the file holds; `None` if that is nothing, or no YAML.
+    fn root(&mut self) -> Option<Node> {
+        match file::parse(self.file, self.problems) {
+            Ok(Some(root)) if !root.is_null() => Some(root),
+            Ok(_) => {
+                self.no_domain(&Site::START);
+                None
+            }
             Err(problem) => {
                 self.problems.push(*problem);
-                return None;
+                None
             }
-        };
-        let start = Site {
-            place: Place::START,
-            path: String::new(),
-        };
-        let is_empty = root.as_ref().is_none_or(|root| root.is_null());
-        let Some(root) = root.filter(|_| !is_empty) else {
-            self.no_domain(&start);
-            return None;
-        };
-        let fields = self.fields(&root, "", ROOT)?;
+        }
+    }
+
+    /// The domain's name and its descriptors; `None` if the file names no domain.
+    fn file<'n>(&mut self, root: &'n Node) -> Option<(Text, Option<&'n Node>)> {
+        let fields = self.fields(root, "", ROOT)?;
         let domain = self.text(&fields, "domain");
-        let descriptors = fields
-            .known
-            .get("descriptors")
-            .map(|(_, node)| (*node).clone());
+        let descriptors = fields.known.get("descriptors").map(|(_, node)| *node);
         match domain {
             Some(domain) if !domain.text.is_empty() => Some((domain, descriptors)),
             Some(empty) => {
@@ -174,7 +171,7 @@ impl Reader<'_> {
             // Of a wrong type, and said so; or not there at all.
             None => {
                 if !fields.known.contains_key("domain") {
-                    self.no_domain(&start);
+                    self.no_domain(&Site::START);
                 }
                 None
             }
@@ -192,13 +189,13 @@ impl Reader<'_> {
 
     fn descriptors(
         &mut self,
-        list: Node,
+        list: &Node,
         parent: &Parent<'_>,
         siblings: &mut Siblings,
         nodes: &mut Vec<DraftNode>,
     ) {
         let path = parent.child("descriptors");
-        for (at, item) in self.list(&list, &path).into_iter().enumerate() {
+        for (at, item) in self.list(list, &path).into_iter().enumerate() {
             self.descriptor(item, format!("{path}[{at}]"), parent, siblings, nodes);
         }
     }
@@ -289,12 +286,7 @@ impl Reader<'_> {
                 levels,
                 value_to_metric,
             };
-            self.descriptors(
-                (*children).clone(),
-                &parent,
-                &mut Siblings::default(),
-                nodes,
-            );
+            self.descriptors(children, &parent, &mut Siblings::default(), nodes);
         }
     }
 
@@ -367,18 +359,10 @@ impl Reader<'_> {
             LevelValue::Wildcard { pattern, .. } => (&**pattern, true),
         };
         let key = level.key.to_string();
-        match siblings.pairs.entry((key.clone(), value.to_owned())) {
-            Entry::Occupied(_) => {
-                let message = format!("duplicate descriptor composite key '{full}'");
-                return self.error(
-                    site,
-                    message,
-                    "key and value are the same as of an earlier one beside it",
-                );
-            }
-            Entry::Vacant(free) => {
-                free.insert(());
-            }
+        if !siblings.pairs.insert((key.clone(), value.to_owned())) {
+            let message = format!("duplicate descriptor composite key '{full}'");
+            let help = "key and value are the same as of an earlier one beside it";
+            return self.error(site, message, help);
         }
         if let (true, Some(line)) = (is_wild, siblings.starred.get(&key)) {
             let message = format!(

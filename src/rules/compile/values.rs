@@ -123,7 +123,7 @@ impl Reader<'_> {
         Some(Fields { site, known })
     }
 
-    pub(super) fn key(&mut self, key: &Node, path: &str) -> Option<String> {
+    fn key(&mut self, key: &Node, path: &str) -> Option<String> {
         match &key.value {
             Value::Scalar(Scalar {
                 text,
@@ -143,14 +143,7 @@ impl Reader<'_> {
     }
 
     /// A word that has no meaning here.
-    pub(super) fn unexpected(
-        &mut self,
-        name: &str,
-        key: &Node,
-        value: &Node,
-        path: &str,
-        words: &[&str],
-    ) {
+    fn unexpected(&mut self, name: &str, key: &Node, value: &Node, path: &str, words: &[&str]) {
         let site = Site {
             place: key.place,
             path: join(path, name),
@@ -176,7 +169,7 @@ impl Reader<'_> {
     }
 
     /// What is ignored is checked for words all the same, as in the reference.
-    pub(super) fn vocabulary(&mut self, node: &Node, path: &str, is_metadata: bool) {
+    fn vocabulary(&mut self, node: &Node, path: &str, is_metadata: bool) {
         if is_metadata {
             return;
         }
@@ -232,7 +225,7 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn not_a_map(&mut self, item: &Node, path: String) {
+    fn not_a_map(&mut self, item: &Node, path: String) {
         let shown = key_text(item).unwrap_or_else(|| "a list".to_owned());
         let message =
             format!("config error, yaml file contains list of type other than map: {shown}");
@@ -315,7 +308,7 @@ impl Reader<'_> {
     }
 
     /// Whether a scalar is one that the reference reads at all.
-    pub(super) fn sound(&mut self, node: &Node, path: &str) -> bool {
+    fn sound(&mut self, node: &Node, path: &str) -> bool {
         match &node.value {
             Value::Scalar(Scalar {
                 text,
@@ -335,7 +328,7 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn bad_type(&mut self, node: &Node, path: String, expected: &str) {
+    fn bad_type(&mut self, node: &Node, path: String, expected: &str) {
         let found = match &node.value {
             Value::Scalar(scalar) => format!("`{}`", scalar.text),
             Value::List(_) => "a list".to_owned(),
@@ -386,7 +379,7 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn json(&mut self, node: &Node, path: &str) -> serde_json::Value {
+    fn json(&mut self, node: &Node, path: &str) -> serde_json::Value {
         match &node.value {
             Value::Scalar(scalar) => match scalar.kind {
                 Kind::Null => serde_json::Value::Null,
@@ -443,6 +436,12 @@ impl Reader<'_> {
 // === impl Site, Fields, Node ===
 
 impl Site {
+    /// The file as a whole.
+    pub(super) const START: Self = Self {
+        place: Place::START,
+        path: String::new(),
+    };
+
     pub(super) fn child(&self, name: &str) -> String {
         join(&self.path, name)
     }
