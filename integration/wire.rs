@@ -21,11 +21,11 @@ use envoy_types::pb::{
 };
 use support::{
     http,
-    rls::{Client, descriptor, request},
+    rls::{self, Client, descriptor, request},
     slidegate::Slidegate,
     wait_until,
 };
-use tonic::{Code as Grpc, transport::Channel};
+use tonic::Code as Grpc;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -218,11 +218,7 @@ async fn errors_have_the_references_words_and_status() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_no_message_are_an_error_and_no_crash() {
     let slidegate = Slidegate::start(RULES);
-    let channel = Channel::from_shared(slidegate.grpc())
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
+    let channel = rls::channel(&slidegate.grpc()).await;
     // A text in field 3, where this service has a number.
     let message = ServerReflectionRequest {
         host: "edge".to_owned(),
@@ -245,11 +241,7 @@ async fn bytes_that_are_no_message_are_an_error_and_no_crash() {
 }
 
 async fn health(slidegate: &Slidegate, service: &str) -> Result<ServingStatus, Grpc> {
-    let channel = Channel::from_shared(slidegate.grpc())
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
+    let channel = rls::channel(&slidegate.grpc()).await;
     let request = HealthCheckRequest {
         service: service.to_owned(),
     };
@@ -311,11 +303,7 @@ fn every_signal_that_ends_the_reference_ends_this() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reflection_names_the_services_and_their_messages() {
     let slidegate = Slidegate::start(RULES);
-    let channel = Channel::from_shared(slidegate.grpc())
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
+    let channel = rls::channel(&slidegate.grpc()).await;
     let ask = async |message| {
         let request = ServerReflectionRequest {
             host: String::new(),

@@ -112,7 +112,6 @@ struct Target<'r> {
     /// `None` for a limit of the request's own.
     rule: Option<&'r Rule>,
     limits: Cow<'r, [Limit]>,
-    names: Cow<'r, [Box<str>]>,
 }
 
 /// A question to the store before the keys stand still, and whose it is.
@@ -144,11 +143,6 @@ impl<S: Store> Limiter<S> {
             metrics,
             overrides_looked_at: LookedAt::new(),
         }
-    }
-
-    /// The store it asks.
-    pub fn store(&self) -> &S {
-        &self.store
     }
 
     /// The numbers it counts in.
@@ -350,7 +344,7 @@ impl<S: Store> Limiter<S> {
             over_limit: !verdict.admitted && !shadow,
             limit: Some(NamedLimit {
                 limit,
-                name: target.name(verdict.tightest),
+                name: target.name(&limit),
             }),
             remaining: if verdict.admitted {
                 left(limit, verdict.after)
@@ -519,7 +513,6 @@ impl<'r> Met<'r> {
             return Self::Limited(Target {
                 rule: None,
                 limits: Cow::Owned(vec![limit]),
-                names: Cow::Borrowed(&[]),
             });
         }
         match domain.rule(&descriptor.entries) {
@@ -528,7 +521,6 @@ impl<'r> Met<'r> {
             Some(rule) => Self::Limited(Target {
                 rule: Some(rule),
                 limits: Cow::Borrowed(&rule.limits),
-                names: Cow::Borrowed(&rule.names),
             }),
         }
     }
@@ -555,22 +547,19 @@ fn drop_replaced(met: &mut [Met<'_>]) {
     }
     for met in met {
         let Met::Limited(target) = met else { continue };
-        let is_replaced = |name: &str| !name.is_empty() && replaced.contains(&name);
-        if !target.names.iter().any(|name| is_replaced(name)) {
+        let is_replaced = |limit: &Limit| {
+            let name = target.name(limit);
+            !name.is_empty() && replaced.contains(&name)
+        };
+        if !target.limits.iter().any(is_replaced) {
             continue;
         }
-        let (limits, names): (Vec<_>, Vec<_>) = target
-            .limits
-            .iter()
-            .zip(target.names.iter())
-            .filter(|(_, name)| !is_replaced(name))
-            .map(|(limit, name)| (*limit, name.clone()))
-            .unzip();
-        if limits.is_empty() {
+        let stay = target.limits.iter().filter(|limit| !is_replaced(limit));
+        let stay: Vec<Limit> = stay.copied().collect();
+        if stay.is_empty() {
             *met = Met::Nothing;
         } else {
-            target.limits = Cow::Owned(limits);
-            target.names = Cow::Owned(names);
+            target.limits = Cow::Owned(stay);
         }
     }
 }
@@ -578,19 +567,17 @@ fn drop_replaced(met: &mut [Met<'_>]) {
 // === impl Target ===
 
 impl<'r> Target<'r> {
-    fn name(&self, at: usize) -> &'r str {
-        let limit = self.limits[at];
-        match &self.names {
-            Cow::Borrowed(names) => names.get(at).map_or("", |name| name),
-            // Some limits of the rule were replaced. No two of one rule share a window, so that finds the name.
-            Cow::Owned(_) => self.rule.map_or("", |rule| {
-                rule.limits
-                    .iter()
-                    .position(|other| other.window == limit.window)
-                    .and_then(|at| rule.names.get(at))
-                    .map_or("", |name| name)
-            }),
-        }
+    /// What the rule calls one of its limits. No two of a rule share a window, so that finds it; a limit of the
+    /// request's own has no name.
+    fn name(&self, limit: &Limit) -> &'r str {
+        let name = self.rule.and_then(|rule| {
+            let at = rule
+                .limits
+                .iter()
+                .position(|own| own.window == limit.window)?;
+            rule.names.get(at)
+        });
+        name.map_or("", |name| name)
     }
 }
 

@@ -275,24 +275,6 @@ impl Page<'_> {
         metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
     }
 
-    /// Numbers that only grow, one per set of labels; `_total` is appended to the name.
-    pub fn counters<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            metric
-                .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-        }
-        Ok(())
-    }
-
     /// A number that goes up and down.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let mut metric = self

@@ -37,9 +37,6 @@ use crate::{
 
 /// Serves until a signal says to stop, and returns when everything is taken down. Fails if it can't start.
 pub async fn run(settings: Settings) -> Result<()> {
-    for variable in &settings.without_effect {
-        tracing::warn!("{variable} is set and has no effect in Slidegate");
-    }
     let metrics = Metrics::new(settings.metrics.detailed_max_series as u64);
     let rules = Rules::new(
         source(&settings.rules.source),

@@ -15,14 +15,8 @@ pub struct Client(pub RateLimitServiceClient<Channel>);
 impl Client {
     /// To `http://host:port`.
     pub async fn connect(url: &str) -> Self {
-        let channel = Channel::from_shared(url.to_owned())
-            .expect("a URL")
-            .connect()
-            .await;
-        Self(
-            RateLimitServiceClient::new(channel.expect("a connection"))
-                .max_encoding_message_size(usize::MAX),
-        )
+        let client = RateLimitServiceClient::new(channel(url).await);
+        Self(client.max_encoding_message_size(usize::MAX))
     }
 
     pub async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
@@ -32,6 +26,12 @@ impl Client {
             .await
             .map(tonic::Response::into_inner)
     }
+}
+
+/// A connection to `http://host:port`, for any service there.
+pub async fn channel(url: &str) -> Channel {
+    let endpoint = Channel::from_shared(url.to_owned()).expect("a URL");
+    endpoint.connect().await.expect("a connection")
 }
 
 /// A request of descriptors in domain `edge`.

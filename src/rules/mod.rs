@@ -1,5 +1,5 @@
 //! The rules in force: an immutable set, matched against descriptors. Reading order: `file` (YAML text to a tree
-//! of located nodes), `compile` (the tree to rules, with every error), `tree` (the matcher), `reload` (watch, read,
+//! of located nodes), `compile` (the tree to rules, with the errors), `tree` (the matcher), `reload` (watch, read,
 //! swap). Rules know no store and no wire.
 
 pub mod compile;
